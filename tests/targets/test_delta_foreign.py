@@ -25,12 +25,14 @@ from headwater.testing.conformance.model import (
     BALANCES,
     KEY,
     LOG,
+    PLAIN,
     SCHEMAS,
     Change,
     Rig,
     balance,
     insert,
     log,
+    plain,
     upsert,
 )
 from headwater.testing.conformance.suite import apply_changes
@@ -204,6 +206,41 @@ def test_rows_that_others_append_are_refused_too(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(LakeForeignWriteError, match="rows"):
         rig.block(2, log(2, "a"), final=2)
+
+
+def append(path: Path) -> None:
+    write_deltalake(path, DeltaTable(path).to_pyarrow_table().slice(0, 1), mode="append")
+
+
+def restore(path: Path) -> None:
+    found = DeltaTable(path)
+    found.restore(found.version() - 2)
+
+
+@pytest.mark.guarantee("LAKE-5")
+@pytest.mark.parametrize("change", [append, restore, lambda path: DeltaTable(path).delete()])
+@pytest.mark.parametrize("name", [LOG, PLAIN])
+def test_rows_that_others_change_while_nobody_writes_are_refused_by_the_next_start(
+    name: str, change: Any, tmp_path: Path
+) -> None:
+    """One of the tables leads; what was changed may be taken back."""
+
+    target = made(tmp_path, tables=[LOG, PLAIN])
+    target.recover()
+    rig = Rig(target, lambda name: [], [])
+    for number in range(1, 6):
+        rig.block(number, log(number, number), plain(str(number)), final=number)
+    target.close()
+    optimize(str(tmp_path / name))
+    before = DeltaTable(tmp_path / name).version()
+    change(tmp_path / name)
+    again = made(tmp_path, tables=[LOG, PLAIN])
+    with pytest.raises(LakeForeignWriteError, match="rows"):
+        again.recover()
+    again.close()
+    DeltaTable(tmp_path / name).restore(before)
+    assert again.recover().number == 5
+    again.close()
 
 
 def partitioned(number: int, *names: str | None) -> Change:

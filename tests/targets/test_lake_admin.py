@@ -19,6 +19,7 @@ from headwater.errors import (
     CursorMoveError,
     EvolveError,
     LakeCommandError,
+    LakePathError,
     LakeWriterError,
     NothingStoredError,
     ParquetWriterError,
@@ -26,7 +27,8 @@ from headwater.errors import (
 from headwater.targets.admin import MoveKind, open_admin
 from headwater.targets.delta import delta_target
 from headwater.targets.iceberg import iceberg_target, table
-from headwater.targets.parquet import parquet_target
+from headwater.targets.lake.paths import Place
+from headwater.targets.parquet import ParquetSettings, parquet_target
 from headwater.testing.conformance.model import (
     BALANCES,
     KEY,
@@ -272,3 +274,19 @@ def test_a_table_on_an_object_store_is_not_renamed(tmp_path: Path) -> None:
         target.rename_outputs({"other": "log"}, "begun", "config")
     assert target.stored_config().read() == before
     target.close()
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_a_storage_that_fails_under_a_command_has_a_code(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(kind, tmp_path).target.close()
+    admin: Any = open_admin(str(tmp_path))
+
+    def fail(*given: object) -> None:
+        raise OSError("AWS Error SLOW_DOWN")
+
+    monkeypatch.setattr(Place, "read", fail)
+    for command in (admin.streams, lambda: admin.maintain(None, ParquetSettings())):
+        with pytest.raises(LakePathError, match="SLOW_DOWN"):
+            command()

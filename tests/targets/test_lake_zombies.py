@@ -27,6 +27,8 @@ from headwater.targets.contract import Delivery, SideTable
 from headwater.targets.delta import DeltaSettings, delta_target
 from headwater.targets.delta import tables as delta_tables
 from headwater.targets.iceberg import IcebergSettings, iceberg_target, table
+from headwater.targets.iceberg.tables import StreamTables as IcebergTables
+from headwater.targets.lake.maintenance import maintain_stream
 from headwater.targets.lake.paths import Place
 from headwater.testing.conformance.model import (
     BALANCES,
@@ -394,3 +396,63 @@ def test_a_start_takes_over_what_the_writer_before_does_meanwhile(
         return None
 
     visit(4, stop_at)
+
+
+def maintain_beside(lake: Lake) -> None:
+    """Do what `headwater maintain` does."""
+    settings: Any
+    if lake.kind == "iceberg":
+        settings = IcebergSettings(compact_files=2, final_snapshots=0, grace_s=0)
+        catalog = WatchedCatalog("x", **lake.catalog)
+        catalog.pause = lake.pause
+        declared = {name: table(name) for name in (f"default.{LOG}", f"default.{BALANCES}")}
+        tables: Any = IcebergTables(catalog, "one", declared, settings)
+    else:
+        settings = DeltaSettings(compact_files=2, retention_hours=0, log_entries=1)
+        tables = delta_tables.StreamTables(Place.of(lake.path), "one", {})
+    try:
+        maintain_stream(tables, settings)
+    finally:
+        tables.close()
+
+
+@pytest.mark.guarantee("LAKE-8")
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_a_stream_commits_and_forks_at_any_step_of_maintenance_beside_it(
+    kind: str, tmp_path: Path, pause: Pause
+) -> None:
+    numbers = itertools.count()
+
+    def stop_at(at: int) -> int | None:
+        lake = Lake(kind, tmp_path / str(next(numbers)), pause)
+        rig = lake.rig(lake.target())
+        rig.target.recover()
+        for number in range(1, 8):
+            rig.block(number, *changes(number), final=min(number, 5))
+
+        def go_on() -> None:
+            rig.block(8, *changes(8), final=5)
+            rig.roll_back(6)
+            rig.block(7, *changes(70), final=5, branch="b")
+            rig.check()
+
+        with pause.watching(at, go_on):
+            maintain_beside(lake)
+        if pause.seen <= at:
+            return pause.seen
+        rig.check()
+        rig.block(8, *changes(80), final=6, branch="b")
+        rig.roll_back(6)
+        rig.check()
+        rig.block(7, *changes(7), final=6, branch="c")
+        rig.check()
+        maintain_beside(lake)
+        rig.check()
+        rig.target.close()
+        rig.target = lake.target()
+        assert rig.target.recover() == rig.state
+        rig.check()
+        rig.target.close()
+        return None
+
+    visit(3, stop_at)

@@ -108,8 +108,7 @@ class StreamTable(LakeTable[DataFile]):
         self._handle.update_incremental()
         if fenced:
             self.check_writer(self._handle)
-        for version in range(self._seen + 1, self._handle.version() + 1):
-            self._look_at(version)
+        self._look_at(self._seen + 1)
         if self._handle.version() > self._seen:
             self._seen = self._handle.version()
             self.forget()
@@ -120,18 +119,27 @@ class StreamTable(LakeTable[DataFile]):
         if (handle.transaction_version(self._app) or 0) > self._version:
             raise LakeWriterError("another writer of the stream has committed", table=self.name)
 
-    def _look_at(self, version: int) -> None:
-        """Accept a commit that is this stream's, or that has rewritten files without their rows."""
-        text = self.place.read(f"{LOG}/{version:020d}.json") or b""
-        entry = [json.loads(line) for line in text.splitlines()]
-        if any(CHANGES in one.get("commitInfo", {}) for one in entry):
-            return
-        files = [one[kind] for one in entry for kind in ("add", "remove") if kind in one]
-        if any(one.get("dataChange", True) for one in files):
+    def _look_at(self, first: int) -> None:
+        """Accept commits that are this stream's, and those that have rewritten files without their
+        rows. What others have taken back again, as RESTORE does, has changed nothing.
+        """
+        changed: dict[str, str] = {}
+        for version in range(first, self._handle.version() + 1):
+            text = self.place.read(f"{LOG}/{version:020d}.json") or b""
+            entry = [json.loads(line) for line in text.splitlines()]
+            if any(CHANGES in one.get("commitInfo", {}) for one in entry):
+                continue
+            files = [
+                (kind, one[kind]) for one in entry for kind in ("add", "remove") if kind in one
+            ]
+            self._rewritten |= bool(files) or not entry
+            for kind, file in files:
+                if file.get("dataChange", True) and changed.setdefault(file["path"], kind) != kind:
+                    del changed[file["path"]]
+        if changed:
             raise LakeForeignWriteError(
-                "others have changed rows of the table", table=self.name, version=version
+                "others have changed rows of the table", table=self.name, files=len(changed)
             )
-        self._rewritten |= bool(files) or not entry
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -339,6 +347,7 @@ class StreamTable(LakeTable[DataFile]):
             )
         versions = [one["version"] for one in said]
         newest, oldest = self._handle.version(), min(versions, default=0)
+        self._look_at(max(versions, default=newest) + 1)  # what came while nobody looked
         self._rewritten = newest - oldest + 1 != len(versions)  # commits of others lie between
         self.undo = []
         for one in reversed(said):

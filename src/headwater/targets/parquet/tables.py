@@ -205,6 +205,7 @@ class ParquetTables(LakeTables[Part]):
         """Refuse to begin where files of the declared tables are, but no state."""
         for name in self.declared:
             if self._holds_files(name):
+                self.check()  # they may be a later writer's
                 raise StateMissingError(
                     "no state is stored, but files of the stream are",
                     stream=self.stream_id,
