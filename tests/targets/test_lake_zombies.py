@@ -26,7 +26,7 @@ from headwater.errors import LakeForeignWriteError, LakeWriterError
 from headwater.targets.contract import Delivery, SideTable
 from headwater.targets.delta import DeltaSettings, delta_target
 from headwater.targets.delta import tables as delta_tables
-from headwater.targets.iceberg import IcebergSettings, iceberg_target, table
+from headwater.targets.iceberg import IcebergSettings, Table, iceberg_target, table
 from headwater.targets.iceberg.tables import StreamTables as IcebergTables
 from headwater.targets.lake.maintenance import maintain_stream
 from headwater.targets.lake.paths import Place
@@ -405,7 +405,7 @@ def maintain_beside(lake: Lake) -> None:
         settings = IcebergSettings(compact_files=2, final_snapshots=0, grace_s=0)
         catalog = WatchedCatalog("x", **lake.catalog)
         catalog.pause = lake.pause
-        declared = {name: table(name) for name in (f"default.{LOG}", f"default.{BALANCES}")}
+        declared = {name: Table.of(name) for name in (f"default.{LOG}", f"default.{BALANCES}")}
         tables: Any = IcebergTables(catalog, "one", declared, settings)
     else:
         settings = DeltaSettings(compact_files=2, retention_hours=0, log_entries=1)
