@@ -126,7 +126,7 @@ class _Writer:
             for one in self._tables:
                 tx.command(self._clickhouse(one))
             return
-        dialect, session = tx.dialect, tx.session
+        dialect, session = tx.store.dialect, tx.session
         new = [
             one
             for one in self._tables
@@ -163,9 +163,9 @@ class _Writer:
             tx.session.run(
                 "ALTER TABLE {table} ADD FOREIGN KEY ({columns}) REFERENCES {other} ({others}) "
                 "DEFERRABLE INITIALLY DEFERRED",
-                table=tx.dialect.name(self._name(one)),
+                table=tx.store.dialect.name(self._name(one)),
                 columns=reference.columns,
-                other=tx.dialect.name(self._name(other)),
+                other=tx.store.dialect.name(self._name(other)),
                 others=reference.others,
             )
 
