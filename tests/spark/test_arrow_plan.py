@@ -30,6 +30,12 @@ from tests.spark.test_spans import persisted, union
 Change = Callable[[Any], Any]
 C = F.col
 
+
+def by_sql(rows: Any, query: str) -> Any:
+    rows.createOrReplaceTempView("given")
+    return rows.sparkSession.sql(query)
+
+
 UINT = Integer(256)
 SCHEMA = pa.schema(
     [
@@ -114,12 +120,14 @@ TAKEN: dict[str, Change] = {
     "joined text": lambda rows: rows.select(
         F.concat("s", F.lit("-"), "u").alias("a"), F.concat(C("n").cast("string"), "s").alias("b")
     ),
+    "SQL": lambda rows: by_sql(rows, "SELECT s AS text, i FROM given WHERE n > 0"),
+    "piped SQL": lambda rows: by_sql(rows, "FROM given |> WHERE n > 0 |> SELECT s AS text, i"),
     "null": lambda rows: rows.where(C("n").isNull() | C("s").isNotNull()),
 }  # fmt: skip
 LEFT: dict[str, Change] = {
     "random": lambda rows: rows.select(F.rand(), "n"),
     "random condition": lambda rows: rows.where(F.rand() < 0.5),
-    "uuid": lambda rows: rows.select(F.uuid()),
+    "uuid": lambda rows: rows.select(F.expr("uuid()")),
     "place": lambda rows: rows.select(F.monotonically_increasing_id()),
     "partition": lambda rows: rows.select(F.spark_partition_id()),
     "now": lambda rows: rows.select(F.current_timestamp(), "n"),

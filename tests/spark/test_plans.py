@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,87 @@ def test_what_makes_a_row_of_several_is_named_and_applied_to_each_block(
     for number in (8, 9):
         given = {"t": Frame(block(number), lambda: spark)}
         assert rows_of(plan.apply(given)) == rows_of(transform(given, names))
+
+
+class RunningSum:
+    """A table function that adds up what it was given."""
+
+    def __init__(self) -> None:
+        self.sum = 0
+
+    def eval(self, value: int) -> Iterator[tuple[int]]:
+        self.sum += value
+        yield (self.sum,)
+
+
+RUNNING_SUM: Any = F.udtf(RunningSum, returnType="n bigint")
+
+
+def sql(data: Data, query: str) -> DataFrame:
+    data["t"].createOrReplaceTempView("given")
+    frame: DataFrame = data["t"].sparkSession.sql(query)
+    return frame
+
+
+MIXING: dict[str, tuple[str, Callable[[Data, DataFrame], DataFrame]]] = {
+    "table function": ("LateralJoin", lambda data, names: data["t"].lateralJoin(
+        RUNNING_SUM(F.col("v").outer())
+    )),
+    "lateral query": ("LateralJoin", lambda data, names: sql(
+        data, "SELECT * FROM given, LATERAL (SELECT given.v + id FROM range(3))"
+    )),
+    "query of another table": ("subquery", lambda data, names: sql(
+        data, "SELECT * FROM given WHERE v IN (SELECT id FROM range(3))"
+    )),
+    "sample": ("Sample", lambda data, names: data["t"].sample(0.5, 3)),
+    "sample by key": ("rand", lambda data, names: data["t"].sampleBy("k", {"a": 0.5}, 3)),
+    "random": ("rand", lambda data, names: data["t"].withColumn("r", F.rand())),
+    "uuid": ("uuid", lambda data, names: data["t"].withColumn("r", F.expr("uuid()"))),
+    "shuffled": ("shuffle", lambda data, names: data["t"].select(F.shuffle("l"))),
+    "file": ("input_file", lambda data, names: data["t"].select(F.input_file_name())),
+    "partition": ("SPARK_PARTITION_ID", lambda data, names: data["t"].select(
+        F.spark_partition_id()
+    )),
+    "function that is not deterministic": ("Project with", lambda data, names: data["t"].select(
+        F.udf(lambda v: v, "long").asNondeterministic()("v")
+    )),
+    "offset": ("Offset", lambda data, names: data["t"].offset(1)),
+    "sorted and limited": ("GlobalLimit", lambda data, names: sql(
+        data, "SELECT * FROM given ORDER BY v LIMIT 3"
+    )),
+    "union": ("Union", lambda data, names: data["t"].union(data["t"])),
+    "union with a table": ("Union", lambda data, names: data["t"].select("k").union(
+        names.select("k")
+    )),
+    "intersect": ("Intersect", lambda data, names: data["t"].intersect(data["t"])),
+    "except": ("Except", lambda data, names: data["t"].exceptAll(data["t"].where("v > 1"))),
+    "distinct by key": ("Deduplicate", lambda data, names: data["t"].dropDuplicates(["k"])),
+    "rollup": ("Aggregate", lambda data, names: data["t"].rollup("k").count()),
+    "pivot": ("Aggregate", lambda data, names: data["t"].groupBy("k").pivot("v", [1]).count()),
+    "unpivot": ("Expand", lambda data, names: data["t"].unpivot(["k"], ["v"], "n", "x")),
+    "observed": ("CollectMetrics", lambda data, names: data["t"].observe("m", F.count("v"))),
+    "groups of Python": ("FlatMapGroups", lambda data, names: data["t"].groupBy("k").applyInPandas(
+        lambda rows: rows, "block_number long, k string, v long, l array<string>"
+    )),
+    "semi join of a table": ("Join LEFT SEMI", lambda data, names: names.join(
+        data["t"], "k", "left_semi"
+    )),
+    "join with itself": ("Join INNER", lambda data, names: data["t"].alias("x").join(
+        data["t"].alias("y"), F.col("x.v") == F.col("y.v")
+    )),
+}  # fmt: skip
+
+
+@pytest.mark.guarantee("FORK-2")
+@pytest.mark.parametrize("name", MIXING)
+def test_no_operator_that_may_look_at_several_rows_is_taken_for_row_by_row(
+    spark: SparkSession, names: DataFrame, name: str
+) -> None:
+    operator, transform = MIXING[name]
+    plan = captured(spark, lambda data, names: {"t": transform(data, names)}, names)
+    assert plan.mixes is not None
+    assert operator in plan.mixes[1]
+    assert plan.apply_together([{"t": block(number)} for number in BLOCKS]) is None
 
 
 @pytest.mark.parametrize("name", ACTIONS)

@@ -41,7 +41,7 @@ _OF_BOOLEANS = {"And": "and_kleene", "Or": "or_kleene", "Not": "invert"}
 _OF_ANYTHING = {"IsNull": "is_null", "IsNotNull": "is_valid"}
 _OF_TEXT = {"StartsWith": "starts_with", "EndsWith": "ends_with", "Contains": "match_substring"}
 _OF_FRACTIONS = {"Add": "add", "Subtract": "subtract", "Multiply": "multiply", "Divide": "divide"}
-_ABOVE_LEAF = {"ResolvedHint", "SubqueryAlias"}  # they change no row and no column
+_ABOVE_LEAF = {"PipeOperator", "ResolvedHint", "SubqueryAlias", "View"}  # they change nothing
 
 
 class _LeftToSpark(Exception):  # noqa: N818 - it is no error

@@ -18,8 +18,8 @@ from pyspark.sql.classic.dataframe import DataFrame as Classic
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 _ROW_BY_ROW = {
-    "Filter", "Generate", "Project", "Repartition", "RepartitionByExpression", "ResolvedHint",
-    "Sort", "SubqueryAlias", "View",
+    "Filter", "Generate", "PipeOperator", "Project", "Repartition", "RepartitionByExpression",
+    "ResolvedHint", "Sort", "SubqueryAlias", "View",
 }  # fmt: skip
 _KEPT_SIDE = {  # of a join: where the batch may stand, so that each row is made of one of its rows
     "CROSS": (0, 1), "INNER": (0, 1), "LEFT ANTI": (0,), "LEFT OUTER": (0,), "LEFT SEMI": (0,),
@@ -51,7 +51,8 @@ def activate(session: SparkSession) -> None:
 def rowless(session: SparkSession, schema: StructType) -> tuple[DataFrame, int]:
     """Return a DataFrame that refuses actions, and the number by which its leaf is known."""
     inner: Any = session._jsparkSession
-    rows = inner.emptyDataFrame().queryExecution().toRdd()
+    jvm: Any = session._jvm
+    rows = inner.sparkContext().emptyRDD(jvm_object(jvm, "scala.reflect.ClassTag").Any())
     made = inner.internalCreateDataFrame(rows, inner.parseDataType(schema.json()), True)
     return Classic(made, session), int(rows.id())
 
