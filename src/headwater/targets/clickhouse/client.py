@@ -31,7 +31,7 @@ from headwater.errors import (
 )
 from headwater.runtime import Wait, sleep
 from headwater.targets.clickhouse.sql import literal, quote
-from headwater.targets.patience import Patience
+from headwater.targets.database import Patience
 
 FENCED = "headwater"  # what a refusal says that comes from a condition of ours
 _THROWN, _DISK_FULL = 395, 243  # the numbers of such a refusal, and of a disk without room

@@ -2,7 +2,7 @@
 
 from headwater.targets.duckdb.target import DuckDBSettings, DuckDBTarget, duckdb_target
 from headwater.targets.duckdb.tx import Tx
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.layout import Table
 from headwater.targets.tables import table
 
 __all__ = ["DuckDBSettings", "DuckDBTarget", "Table", "Tx", "duckdb_target", "table"]

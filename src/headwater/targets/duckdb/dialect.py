@@ -29,8 +29,7 @@ from headwater.targets.duckdb.types import (
     new_column_type,
 )
 from headwater.targets.sql.dialect import Dialect, Errors
-from headwater.targets.sql.layout import Column, Layout, Undo
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.layout import Column, Layout, Table, Undo
 from headwater.targets.text import Fragment, QualifiedName, compose, literal, quote
 
 DEFAULT_SCHEMA = "main"

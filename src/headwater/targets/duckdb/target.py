@@ -33,7 +33,8 @@ from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.database import Database, OpenedStream
 from headwater.targets.sql.flow import PRUNE_EVERY, SqlTarget
-from headwater.targets.sql.settings import StateSettings, Table
+from headwater.targets.sql.layout import Table
+from headwater.targets.sql.state import StateSettings
 from headwater.targets.sql.tokens import STANDARD
 from headwater.targets.tables import TableOptions
 from headwater.targets.text import QualifiedName

@@ -2,7 +2,7 @@
 
 from headwater.targets.postgres.target import PostgresSettings, PostgresTarget, postgres_target
 from headwater.targets.postgres.tx import Tx
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.layout import Table
 from headwater.targets.tables import table
 
 __all__ = ["PostgresSettings", "PostgresTarget", "Table", "Tx", "postgres_target", "table"]

@@ -16,8 +16,7 @@ from headwater.targets.postgres.triggers import Tracked, Triggers
 from headwater.targets.postgres.types import bare_type, new_column_type
 from headwater.targets.sql.catalog import Catalog
 from headwater.targets.sql.dialect import Dialect
-from headwater.targets.sql.layout import Layout, Undo
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.layout import Layout, Table, Undo
 from headwater.targets.text import QualifiedName, compose
 
 if TYPE_CHECKING:

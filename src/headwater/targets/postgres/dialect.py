@@ -32,8 +32,7 @@ from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.transfer import copy_in, plan_transfer
 from headwater.targets.postgres.types import SCALARS, castable, column_type, new_column_type
 from headwater.targets.sql.dialect import Dialect, Errors
-from headwater.targets.sql.layout import Column, Layout, Undo
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.layout import Column, Layout, Table, Undo
 from headwater.targets.text import Fragment, Part, QualifiedName, columns, compose, equal
 
 DEFAULT_SCHEMA = "public"

@@ -32,8 +32,7 @@ from headwater.errors import (
 )
 from headwater.targets.admin import check_address
 from headwater.targets.contract import Scope
-from headwater.targets.database import Callbacks, OnData, OnRollback, OnStart
-from headwater.targets.patience import Patience
+from headwater.targets.database import Callbacks, OnData, OnRollback, OnStart, Patience
 from headwater.targets.postgres.catalog import PostgresCatalog
 from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, POSTGRES, TableName
 from headwater.targets.postgres.guard import Guard
@@ -45,8 +44,8 @@ from headwater.targets.postgres.undo import PostgresUndoLog
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.database import Database, OpenedStream
 from headwater.targets.sql.flow import SqlTarget
-from headwater.targets.sql.settings import StateSettings, Table
-from headwater.targets.sql.state import Newest, read_newest
+from headwater.targets.sql.layout import Table
+from headwater.targets.sql.state import Newest, StateSettings, read_newest
 from headwater.targets.tables import TableOptions
 from headwater.targets.text import Fragment, QualifiedName, compose
 from headwater.targets.values import check_policy

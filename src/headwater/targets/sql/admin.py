@@ -29,8 +29,7 @@ from headwater.targets.sql.catalog import CLAIMS
 from headwater.targets.sql.database import Database, Store
 from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.flow import SqlTarget
-from headwater.targets.sql.layout import Undo
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.layout import Table, Undo
 from headwater.targets.sql.state import CURSORS, CursorTable
 from headwater.targets.sql.undo import CHANGE_LOG, EVERY_BLOCK, ChangeLog
 from headwater.targets.tables import BLOCK_COLUMN

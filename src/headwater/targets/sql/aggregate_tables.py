@@ -42,7 +42,7 @@ from headwater.targets.sql.changes import (
     TableChanges,
 )
 from headwater.targets.sql.dialect import Dialect
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.layout import Table
 from headwater.targets.values import TEXTS, Fitting, Tally, no_row_left_out
 
 _FREE = Room()

@@ -18,8 +18,8 @@ from headwater.core.rooms import Form, Policy, Room
 from headwater.errors import EvolveError, PrimaryKeyMissingError
 from headwater.targets.contract import NEW_COLUMN
 from headwater.targets.sql.dialect import Dialect
-from headwater.targets.sql.layout import RESERVED, Layout, Undo
-from headwater.targets.sql.settings import StateSettings, Table
+from headwater.targets.sql.layout import RESERVED, Layout, Table, Undo
+from headwater.targets.sql.state import StateSettings
 from headwater.targets.tables import BLOCK_COLUMN
 from headwater.targets.text import Fragment, QualifiedName, columns, compose, quote
 from headwater.targets.values import Fitting

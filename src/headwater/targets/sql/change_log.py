@@ -26,9 +26,8 @@ from headwater.errors import (
 from headwater.targets.sql.changes import Rounds, Shape, TableChanges
 from headwater.targets.sql.database import Store
 from headwater.targets.sql.dialect import Dialect, Session
-from headwater.targets.sql.layout import Layout
+from headwater.targets.sql.layout import Layout, Table
 from headwater.targets.sql.merger import Merger
-from headwater.targets.sql.settings import Table
 from headwater.targets.sql.state import CURSORS, CursorTable
 from headwater.targets.sql.undo import CHANGE_LOG, ChangeLog
 from headwater.targets.text import Fragment, QualifiedName, quote

@@ -21,10 +21,10 @@ from headwater.targets.contract import Scope, SideTable
 from headwater.targets.side_rows import stored_id
 from headwater.targets.sql.catalog import Catalog
 from headwater.targets.sql.dialect import Dialect, Session
+from headwater.targets.sql.layout import Table
 from headwater.targets.sql.merger import Merger
-from headwater.targets.sql.settings import StateSettings, Table
 from headwater.targets.sql.side_tables import ConfigTable, SideTables
-from headwater.targets.sql.state import SyncTable
+from headwater.targets.sql.state import StateSettings, SyncTable
 from headwater.targets.sql.undo import UndoLog
 from headwater.targets.text import QualifiedName
 from headwater.targets.values import Altered

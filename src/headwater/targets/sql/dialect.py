@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.address import Address
 from headwater.core.rooms import Room
 from headwater.errors import HeadwaterError
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.layout import Table
 from headwater.targets.text import Fragment, Part, QualifiedName, compose, literal
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from headwater.targets.database import Callbacks, DatabaseTarget, Found
 from headwater.targets.sql.aggregate_tables import Aggregates
 from headwater.targets.sql.aggregates import Aggregate, Plan
 from headwater.targets.sql.database import Database, OpenedStream, Store
-from headwater.targets.sql.layout import Layout, Undo
-from headwater.targets.sql.settings import Table
+from headwater.targets.sql.layout import Layout, Table, Undo
 from headwater.targets.sql.side_tables import SideTables
 from headwater.targets.sql.undo import KEPT
 from headwater.targets.tables import TableOptions, declare_tables

@@ -1,14 +1,49 @@
-"""A table as it is in a database: its columns, its key, and how a fork undoes it."""
+"""A table as a user declares it, and as it is in a database, with how a fork undoes it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Self
+from typing import Any, ClassVar, Self
 
+from headwater.errors import InvalidOptionError
+from headwater.targets.tables import BLOCK_COLUMN
 from headwater.targets.text import QualifiedName
 
 RESERVED = "___sqd__"  # how the names of columns of undo logs begin
+_TYPE = re.compile(r"[a-z_][a-z0-9_ ]*(\(\d+(,\s*-?\d+)?\))?[a-z ]*(\[\])?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table that a stream writes. The target resolves its name, and checks its types.
+
+    `change_log` names the log that captures the table's changes, instead of snapshots.
+    """
+
+    name: QualifiedName
+    key: tuple[str, ...] = ()
+    append_only: bool | None = None
+    untracked: bool = False
+    block_column: str = BLOCK_COLUMN
+    types: Mapping[str, str] = field(default_factory=dict)
+    indexes: tuple[tuple[str, ...], ...] = ()
+    change_log: str | None = None
+    options: ClassVar[tuple[str, ...]] = (
+        *("key", "append_only", "untracked", "block_column", "types", "indexes"),
+    )
+
+    @classmethod
+    def of(cls, name: str, **options: Any) -> Self:
+        """Return what `table` declares."""
+        for column, kind in options.get("types", {}).items():
+            if not _TYPE.fullmatch(kind.strip()):
+                raise InvalidOptionError("not the name of a type", column=column, got=kind)
+        options["key"] = tuple(options.get("key", ()))
+        options["indexes"] = tuple(tuple(one) for one in options.get("indexes", ()))
+        return cls(QualifiedName.parse(name), **options)
 
 
 class Undo(StrEnum):

@@ -6,7 +6,8 @@ each sees its own rows alone.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from headwater.core import PipeState
 from headwater.core.codec import (
@@ -20,7 +21,7 @@ from headwater.core.codec import (
     sync_row,
 )
 from headwater.core.cursor import BlockCursor
-from headwater.errors import RewindError
+from headwater.errors import HeadwaterError, InvalidOptionError, RewindError
 from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.text import Fragment, QualifiedName, compose, literal
 
@@ -33,6 +34,31 @@ _COMMENTS = {
     "finalized": "Highest finalized block known at that time, as JSON",
     "rollback_chain": "Blocks of the batch that a fork may still undo, as a JSON array",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class StateSettings:
+    """Under which id the state is kept, where, and for how long what undoes it."""
+
+    id: str | None = None
+    schema: str = ""
+    table: str = "sync"
+    unfinalized_blocks_retention: int = 1000
+    name_type: ClassVar[type[QualifiedName]] = QualifiedName
+    retention_error: ClassVar[type[HeadwaterError]] = InvalidOptionError
+
+    def __post_init__(self) -> None:
+        if self.unfinalized_blocks_retention <= 0:
+            raise self.retention_error(
+                "undo data cannot be kept for no blocks", got=self.unfinalized_blocks_retention
+            )
+        if self.id is not None and not self.id.strip():
+            raise InvalidOptionError("a stream id cannot be blank", got=repr(self.id))
+
+    @property
+    def sync(self) -> QualifiedName:
+        """The table of the state."""
+        return self.name_type(self.schema, self.table)
 
 
 class Newest(NamedTuple):
