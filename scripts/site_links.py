@@ -76,6 +76,6 @@ def _page(path: str) -> str:
 
 def _first_sentence(text: str) -> str:
     """Return what a page says first, without links and marks."""
-    paragraphs = [part for part in text.split("\n\n") if re.match(r"[A-Z`*\[]", part)]
+    paragraphs = [part for part in text.split("\n\n") if re.match(r"(?!```)[A-Z`*\[]", part)]
     plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(paragraphs[0].split()))
     return re.split(r"(?<=[.:?])\s", plain.replace("**", ""))[0].rstrip(":")

@@ -41,17 +41,21 @@ class Told:
         )  # fmt: skip
         self.chain: list[BlockCursor] = []
 
-    def commit(self, number: int, *, branch: str = "a", final: int = 3, head: int = 12) -> None:
+    def commit(
+        self, number: int, *, branch: str = "a", final: int = 3, head: int = 12, blocks: int = 1
+    ) -> None:
         cursor = BlockCursor(number, f"0x{branch}{number:02d}", int(self.now) - 5)
         self.chain.append(cursor)
         self.now += 1
         self.record.read(AtHead(Head(None, BlockCursor(head, "0xhead"))))
         self.record.transformed(
-            BatchFacts(1, cursor, 0, head, 100 * number / head, 1.0, 4.0, lambda: Counts(7, 900))
+            BatchFacts(
+                blocks, cursor, 0, head, 100 * number / head, 1.0, 4.0, lambda: Counts(7, 900)
+            )
         )
         finalized = next((one for one in self.chain if one.number == final), None)
         state = PipeState(cursor, finalized, tuple(self.chain[-4:]))
-        self.record.happened(Committed(state, 1))
+        self.record.happened(Committed(state, blocks))
 
     def fork(self, to: int) -> None:
         orphaned = self.chain[-1]
@@ -78,6 +82,19 @@ def forked(told: Told) -> None:
     following(told)
     told.fork(9)
     told.commit(10, branch="b")
+
+
+def flushed(told: Told) -> None:
+    """Three hot blocks were committed together; then a fork took two commits of five blocks."""
+    following(told)
+    told.commit(15, blocks=3)
+    told.commit(17, blocks=2, head=17)
+    told.fork(12)
+
+
+def without_spark(told: Told) -> None:
+    following(told)
+    told.record.activity = "Spark is starting"
 
 
 def stalled(told: Told) -> None:
@@ -110,7 +127,9 @@ def opened(streams: dict[str, StreamRecord], folder: Path) -> str:
     return ran.stdout
 
 
-STATES = [empty, backfilling, following, forked, stalled, failed, stopped]
+STATES = [
+    empty, backfilling, following, forked, flushed, without_spark, stalled, failed, stopped,
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +158,8 @@ def sections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "following",
             ["blocks undone", "not yet", "orphaned", "21", "a fork undid 3 blocks"],
         ),
+        (flushed, "following", ["a fork undid 5 blocks", "\u00d73", "\u00d72", "blocks 13 to 15"]),
+        (without_spark, "waiting", ["Spark is starting"]),
         (
             stalled,
             "stalled",

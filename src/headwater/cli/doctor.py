@@ -39,7 +39,7 @@ _STYLE = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, how it is, and what to do about it."""
+    """One thing that was looked at, its condition, and its remedy."""
 
     name: str
     level: Level

@@ -20,7 +20,7 @@ SOLANA = "https://portal.sqd.dev/datasets/solana-mainnet"
 
 
 class ProjectTemplate(StrEnum):
-    """What a project can begin with."""
+    """The template of a new project."""
 
     TRANSFERS = "transfers"
     SWAPS = "swaps"

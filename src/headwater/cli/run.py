@@ -128,8 +128,8 @@ def _stop(handles: list[StreamHandle]) -> None:
     while True:
         try:
             if broken_off:
-                for one in handles:
-                    one.interrupt.break_off()
+                for handle in handles:
+                    handle.interrupt.break_off()
             stop_all(handles)
         except StopNow:
             broken_off = True
@@ -187,7 +187,7 @@ def read_pipelines(file: Path) -> list[tuple[Stream, Any]]:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [one.lineno for one in frames if one.filename == str(file)]
+        lines = [frame.lineno for frame in frames if frame.filename == str(file)]
         raise PipelineFileError(
             "the file cannot be run",
             file=file,
@@ -198,23 +198,23 @@ def read_pipelines(file: Path) -> list[tuple[Stream, Any]]:
 
 
 def _pipelines(file: Path, names: Mapping[str, Any]) -> Iterator[tuple[Stream, Any]]:
-    found = names.get("pipelines", [(names.get("stream"), names.get("target"))])
-    for one in found:
+    pipelines = names.get("pipelines", [(names.get("stream"), names.get("target"))])
+    for pipeline in pipelines:
         if (
-            not isinstance(one, tuple)
-            or len(one) != 2
-            or not isinstance(one[0], Stream)
-            or one[1] is None
+            not isinstance(pipeline, tuple)
+            or len(pipeline) != 2
+            or not isinstance(pipeline[0], Stream)
+            or pipeline[1] is None
         ):
             defined = sorted(key for key in names if not key.startswith("_"))
             raise PipelineFileError(
                 "the file defines no pipeline", file=file, defines=", ".join(defined)
             )
-        yield one
+        yield pipeline
 
 
 def _check_ids(jobs: list[_Job]) -> None:
     ids = [job.id for job in jobs]
-    for one in ids:
-        if ids.count(one) > 1:
-            raise PipelineFileError("two pipelines have the same id", id=one)
+    for stream_id in ids:
+        if ids.count(stream_id) > 1:
+            raise PipelineFileError("two pipelines have the same id", id=stream_id)

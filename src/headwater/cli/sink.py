@@ -65,7 +65,7 @@ class Module:
 
 @dataclass(slots=True)
 class Tables:
-    """What the tables are like."""
+    """The form of the tables."""
 
     cursors_table: Annotated[str, typer.Option("--cursors-table", help="The table of cursors.")] = (
         "cursors"

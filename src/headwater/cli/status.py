@@ -107,31 +107,32 @@ def _look(
 ) -> list[Standing]:
     """Ask the database or the process, then the portal."""
     if _ADDRESS.fullmatch(where) and not Path(where).exists():
-        found = _ask_process(where)
+        standings = _ask_process(where)
     else:
-        found = _ask_target(where, schema, table)
+        standings = _ask_target(where, schema, table)
     if stream_id is not None:
-        found = [one for one in found if one.id == stream_id] or [_missing(found, stream_id)]
+        chosen = [standing for standing in standings if standing.id == stream_id]
+        standings = chosen or [_missing(standings, stream_id)]
     if portal is not None:
         with PortalClient(portal, retry=_RETRY) as client:
             head = client.head()
-        for one in found:
-            one.head = None if head is None else head.number
-            if head is not None and one.cursor is not None:
-                one.lag_blocks = max(0, head.number - one.cursor["number"])
-    return found
+        for standing in standings:
+            standing.head = None if head is None else head.number
+            if head is not None and standing.cursor is not None:
+                standing.lag_blocks = max(0, head.number - standing.cursor["number"])
+    return standings
 
 
-def _missing(found: list[Standing], stream_id: str) -> Standing:
+def _missing(standings: list[Standing], stream_id: str) -> Standing:
     """Raise the error that names the streams that there are."""
-    find_stream([StreamStatus(one.id, PipeState()) for one in found], stream_id)
+    find_stream([StreamStatus(standing.id, PipeState()) for standing in standings], stream_id)
     raise AssertionError("it is not among them")
 
 
 def _ask_target(where: str, schema: str | None, table: str) -> list[Standing]:
     place = open_admin(where, schema=schema, table=table)
     try:
-        return [_stored(place, one) for one in place.streams()]
+        return [_stored(place, stream) for stream in place.streams()]
     except DuckDBFileError as error:
         if kind_of(where) != "duckdb":
             raise
@@ -154,8 +155,8 @@ def _stored(place: Admin, stream: StreamStatus) -> Standing:
         undo_rows=place.undo_rows(stream.id),
         missing_blocks=_missing_blocks(place, stream.id) if MISSING.name in side else None,
         outboxes={
-            name.removeprefix(OUTBOXES): one.rows
-            for name, one in side.items()
+            name.removeprefix(OUTBOXES): outbox.rows
+            for name, outbox in side.items()
             if name.startswith(OUTBOXES)
         },
     )
@@ -172,9 +173,9 @@ def _ask_process(address: str, file: Path | None = None) -> list[Standing]:
     try:
         shown = Pipeline(address).get("/api/streams")
         return [
-            Standing(**{name: value for name, value in one.items() if name in names})
-            for one in shown
-            if file is None or one.get("file") == str(file)
+            Standing(**{name: value for name, value in snapshot.items() if name in names})
+            for snapshot in shown
+            if file is None or snapshot.get("file") == str(file)
         ]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise PipelineSilentError(
@@ -192,39 +193,39 @@ def _age(cursor: BlockCursor | None) -> float | None:
     return max(0.0, time.time() - block_seconds(cursor.timestamp))
 
 
-def _print(found: list[Standing], *, as_json: bool) -> None:
+def _print(standings: list[Standing], *, as_json: bool) -> None:
     if as_json:
-        console().file.write(json.dumps([asdict(one) for one in found]) + "\n")
+        console().file.write(json.dumps([asdict(standing) for standing in standings]) + "\n")
         return
-    if not found:
+    if not standings:
         say("No stream has stored anything here.")
         return
     names = ("id", "status", "cursor", "head", "lag", "finalized", "forks", "blocks/s",
              "undo rows", "missing blocks", "outboxes")  # fmt: skip
     rows = [
         (
-            one.id,
-            _shown(one.status),
-            _number(one.cursor),
-            _shown(one.head),
-            _lag(one),
-            _number(one.finalized),
-            _shown(one.forks),
-            "-" if one.blocks_per_second is None else f"{one.blocks_per_second:,.1f}",
-            _shown(one.undo_rows),
-            _shown(one.missing_blocks),
-            ", ".join(f"{name}: {rows}" for name, rows in (one.outboxes or {}).items()) or "-",
+            standing.id,
+            _shown(standing.status),
+            _number(standing.cursor),
+            _shown(standing.head),
+            _lag(standing),
+            _number(standing.finalized),
+            _shown(standing.forks),
+            "-" if standing.blocks_per_second is None else f"{standing.blocks_per_second:,.1f}",
+            _shown(standing.undo_rows),
+            _shown(standing.missing_blocks),
+            ", ".join(f"{name}: {rows}" for name, rows in (standing.outboxes or {}).items()) or "-",
         )
-        for one in found
+        for standing in standings
     ]
     show_rows(names, rows)
-    for one in found:
-        for source in one.sources or ():
+    for standing in standings:
+        for source in standing.sources or ():
             use = ", in use" if source["in_use"] else ""
             why = f": {source['reason']}" if source["reason"] else ""
-            say(f"{one.id}: source {source['source']}{use} is {source['verdict']}{why}")
-        if one.error:
-            say(f"{one.id}: {one.error}", "red")
+            say(f"{standing.id}: source {source['source']}{use} is {source['verdict']}{why}")
+        if standing.error:
+            say(f"{standing.id}: {standing.error}", "red")
 
 
 def _shown(value: str | int | None) -> str:

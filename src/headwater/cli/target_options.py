@@ -1,4 +1,4 @@
-"""What commands share: how a target is named, what is said and asked, what an extra brings."""
+"""Arguments and output that commands share: targets, tables of rows, questions, extras."""
 
 from __future__ import annotations
 

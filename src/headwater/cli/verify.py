@@ -83,7 +83,7 @@ def verify(
     try:
         stream, into = _choose(file, stream_id)
         place = open_admin(target, schema=state_schema, table=state_table)
-        found = compare(
+        verification = compare(
             stream, place, target=into, tables=tables or (), first=first, last=last, sample=sample,
             final=final,
         )  # fmt: skip
@@ -91,13 +91,13 @@ def verify(
         Console(stderr=True, soft_wrap=True).print(Text(str(error), style="red"))
         raise typer.Exit(NOT_COMPARED) from None
     if as_json:
-        document = {"complete": found.is_complete, **asdict(found)}
+        document = {"complete": verification.is_complete, **asdict(verification)}
         console().file.write(json.dumps(document) + "\n")
     else:
-        _show(found)
-    if not found.is_equal:
+        _show(verification)
+    if not verification.is_equal:
         raise typer.Exit(DIFFERENT)
-    if not found.is_complete:
+    if not verification.is_complete:
         raise typer.Exit(INCOMPLETE)
 
 
@@ -118,9 +118,9 @@ def _choose(file: Path, stream_id: str | None) -> tuple[PortalStream, Any]:
 # --- showing --------------------------------------------------------------------------------------
 
 
-def _show(found: Verification) -> None:
-    _show_findings(found.tables)
-    for report in found.tables:
+def _show(verification: Verification) -> None:
+    _show_findings(verification.tables)
+    for report in verification.tables:
         if report.not_compared:
             say(f"{report.table}: on one side only: {', '.join(report.not_compared)}")
         compared = f"{report.stored:,} rows"
@@ -130,12 +130,12 @@ def _show(found: Verification) -> None:
             say(f"{report.table}: {len(report.findings):,} {what} differ, of {compared}", "red")
         else:
             say(f"{report.table}: equal, {compared}", "green")
-    for one in found.left_out:
-        say(f"{one.name}: not compared: {one.reason}", "yellow")
+    for left_out in verification.left_out:
+        say(f"{left_out.name}: not compared: {left_out.reason}", "yellow")
 
 
 def _show_findings(reports: Sequence[TableReport]) -> None:
-    findings = [(report.table, one) for report in reports for one in report.findings]
+    findings = [(report.table, finding) for report in reports for finding in report.findings]
     blocks: list[tuple[object, ...]] = []
     keys: list[tuple[object, ...]] = []
     for name, finding in findings[:SHOWN]:

@@ -54,7 +54,7 @@ class BlockHeader:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What one portal answer reports of its chain; replicas differ, so values may go backwards."""
+    """The newest blocks in one answer of a portal; replicas differ, so values may go backwards."""
 
     finalized: BlockCursor | None = None
     latest: BlockCursor | None = None

@@ -44,7 +44,7 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What is staged and not committed: all of it final, or all of it hot."""
+    """The batches that are staged and not committed: all of them final, or all of them hot."""
 
     blocks: int = 0
     rows: int = 0

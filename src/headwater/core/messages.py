@@ -1,4 +1,4 @@
-"""What the parts of a stream tell each other: answers, batches and events.
+"""The messages between the parts of a stream: answers, batches and events.
 
 A portal can say four things: `Blocks`, `Fork`, `AtHead`, `RangeEnd`. The client turns HTTP into
 these; the loop folds them into `PipeState`. A Substreams endpoint says `Undo` instead of `Fork`.

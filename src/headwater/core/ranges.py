@@ -114,7 +114,7 @@ _Pair = (
     | RangeSpec
 )
 Ranges = _Moment | _Pair | Several[_Pair] | None
-"""What users write as `range=`: a first block, a pair of both ends, or a list of pairs."""
+"""The forms of `range=`: a first block, a pair of both ends, or a list of pairs."""
 
 
 def parse_ranges(value: object) -> tuple[RangeSpec, ...]:

@@ -33,7 +33,7 @@ class HasContext(Protocol):
 
     @property
     def ctx(self) -> Any:
-        """What a callback may want to know."""
+        """The facts that a callback may want to know."""
         ...
 
 

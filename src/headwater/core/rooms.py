@@ -1,4 +1,4 @@
-"""What a column of each target can hold, and what is done with a value that it cannot. Pure data.
+"""The values that a column of each target can hold, and what becomes of others. Pure data.
 
 Contracts emit any value. `Room` says the limits of one column, and each target's function gives the
 room of a type by its name in SQL. `targets/values.py` carries it out on columns of rows.
@@ -19,7 +19,7 @@ DUCKDB_KEY_BYTES = 8_000  # of 8,192
 
 
 class Policy(StrEnum):
-    """What is done with values that a target cannot hold; counted and told, whatever it is."""
+    """The policy for values that a target cannot hold; each of them counts and tells them."""
 
     REPLACE = "replace"
     NULL = "null"
@@ -28,7 +28,7 @@ class Policy(StrEnum):
 
 
 class Form(StrEnum):
-    """What a column keeps, and what text that goes there must be."""
+    """The form of the values in a column, and of text that is written to it."""
 
     ANY = "any"
     TEXT = "text"

@@ -38,7 +38,7 @@ class Density:
 
 @dataclass(frozen=True, slots=True)
 class SpanLimits:
-    """What a span may hold at most: blocks, bytes of block lines, rows; and how long it may take.
+    """The limits of a span: blocks, bytes of block lines, rows; and how long it may take.
 
     Bytes and rows are estimated before a span is read, so they are limits on average.
     """
@@ -104,7 +104,7 @@ class SpanSize:
             self.blocks = max(1, self._in_time(seconds, blocks))
 
     def _in_time(self, seconds: float, blocks: int) -> int:
-        """Return how many blocks a span may have if so many took so long."""
+        """Return how many blocks the next span may have, given the time that the last one took."""
         ideal = int(min(blocks * self._limits.seconds / seconds, self._limits.blocks))
         return ideal if seconds >= CLEAR_S else min(ideal, 4 * blocks)
 

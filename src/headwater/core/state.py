@@ -47,7 +47,7 @@ class FinalizedWatermark:
 
 @dataclass(frozen=True, slots=True)
 class PipeState:
-    """What a stream has committed. The empty state is a stream that never committed anything.
+    """The committed position of a stream; empty, if the stream has never committed anything.
 
     `finalized` is the high-water mark: the highest cursor of our own that is known to be final. The
     rollback chain starts with it, once there is one.

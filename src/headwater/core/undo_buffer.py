@@ -29,7 +29,7 @@ class HeldBlock:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What is held back after `given`, the last block that was handed out."""
+    """The blocks that are held back after `given`, the last block that was handed out."""
 
     given: BlockCursor | None
     ahead: PipeState

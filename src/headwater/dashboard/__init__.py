@@ -1,4 +1,4 @@
-"""What a running pipeline shows over HTTP: metrics, JSON and a page. Read-only."""
+"""The HTTP endpoints of a running pipeline: metrics, JSON and a page. Read-only."""
 
 from headwater.dashboard.server import Dashboard, serve
 

@@ -29,7 +29,7 @@ class Shown(Protocol):
 
     @property
     def facts(self) -> BatchFacts | None:
-        """What its last batch holds."""
+        """The rows of its last batch."""
         ...
 
     def snapshot(self) -> dict[str, Any]:

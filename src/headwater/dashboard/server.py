@@ -112,11 +112,11 @@ class Dashboard:
             case "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
             case "/health":
-                failed = [one.id for one in streams.values() if one.status == "failed"]
+                failed = [record.id for record in streams.values() if record.status == "failed"]
                 text = f"failed: {', '.join(failed)}" if failed else "ok"
                 return 503 if failed else 200, "text/plain; charset=utf-8", text.encode()
             case "/api/streams":
-                return _json([one.snapshot() for one in streams.values()])
+                return _json([record.snapshot() for record in streams.values()])
             case "/api/preview":
                 return _json({} if chosen is None else chosen.preview())
             case "/stats":

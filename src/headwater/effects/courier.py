@@ -36,7 +36,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What has happened since the last report.
+    """The deliveries since the last report.
 
     `busy`: more is under way. `settled` is the newest message that needs no more work. `pause_s`:
     try again after it.

@@ -41,7 +41,7 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a deliverer is given.
+    """A row of an output, as a deliverer is given it.
 
     `key` is the same at every attempt and every replay of this row of this block, and no other
     message of any stream has it: a receiver that has seen it may drop the message. `payload` is the

@@ -37,7 +37,7 @@ logger = logging.getLogger("headwater.effects")
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What `on_finalized` was told. Called with the stream's id it makes the extension of a run."""
+    """The arguments of `on_finalized`. Called with a stream's id it makes the outbox of a run."""
 
     output: str
     deliver: Deliver

@@ -47,7 +47,7 @@ class LakeUndoError(
     fix="snapshots and log entries of blocks that are not final must not be expired: leave that to "
     "`headwater maintain`; load the table again from the start under a new stream id",
 ):
-    """What a rollback goes back to is not there any more."""
+    """The snapshot or version that a rollback goes back to is not there any more."""
 
 
 class LakeDiskFullError(

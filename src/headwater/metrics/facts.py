@@ -1,4 +1,4 @@
-"""What a stream's record is made of: facts of batches, blocks and forks, points of its curves, and
+"""The parts of a stream's record: facts of batches, blocks and forks, points of its curves, and
 values as people and browsers read them.
 
 Made on the driver by the run of a stream and by its record; read by the page, the endpoint and the
@@ -19,7 +19,7 @@ _EXACT = 2**53  # the largest integer that a browser keeps
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What was counted of a batch: `unlike` logs by output, `filled` outputs that have rows."""
+    """The counts of a batch: `unlike` logs by output, `filled` outputs that have rows."""
 
     rows: int = 0
     bytes: int = 0
@@ -30,7 +30,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What a transformed batch holds, as far as it is known when it is committed.
+    """A transformed batch, as far as it is known when it is committed.
 
     `counts` returns None while executors have not read the batch.
     `tables` are the Arrow tables of a batch near the head, for a preview.
@@ -49,7 +49,7 @@ class BatchFacts:
 
 @dataclass(frozen=True, slots=True)
 class BlockSeen:
-    """A block or batch that was committed; `orphaned` once a fork has undone it."""
+    """A batch that was committed, by its last block; `orphaned` once a fork has undone it."""
 
     number: int
     hash: str | None
@@ -57,6 +57,7 @@ class BlockSeen:
     rows: int | None
     at: float
     orphaned: bool = False
+    blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Sample:
 
 def newest(head: Head, unknown: int | None = None) -> int | None:
     """Return the highest block that a head names."""
-    known = [one.number for one in (head.latest, head.finalized) if one is not None]
+    known = [cursor.number for cursor in (head.latest, head.finalized) if cursor is not None]
     return max(known, default=unknown)
 
 
@@ -111,9 +112,9 @@ def plain(value: Any) -> Any:
         case int() if abs(value) > _EXACT:
             return str(value)
         case list():
-            return [plain(one) for one in value]
+            return [plain(item) for item in value]
         case dict():
-            return {name: plain(one) for name, one in value.items()}
+            return {name: plain(item) for name, item in value.items()}
         case _:
             return value
 

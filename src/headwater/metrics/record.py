@@ -1,4 +1,4 @@
-"""What is known of one stream while it runs: counted, timed, kept for the page and for people.
+"""The record of one stream while it runs: counted, timed, kept for the page and for people.
 
 The run of a stream tells a `StreamRecord` of every step, on the driver, in the loop's thread; the
 metrics endpoint, the dashboard and the progress view read it from other threads. Nothing of it is
@@ -356,12 +356,14 @@ class StreamRecord:
         """Return all of it as JSON can hold it. Called by the dashboard's threads."""
         with self._lock:
             facts, (blocks_s, rows_s) = self.facts, self._speed()
+            is_near = self.status == "following"
             return {
                 "id": self.id,
                 "portal": self.portal,
                 "target": self.target,
                 "file": self.file,
-                "status": self.status,
+                "status": "waiting" if self.activity and is_near else self.status,
+                "activity": self.activity,
                 "trouble": self.trouble,
                 "began": self.began,
                 "now": self._wall(),
@@ -440,7 +442,9 @@ class StreamRecord:
                 self._count(facts, counts)
             last, rows = facts.last, None if counts is None else counts.rows
             self._blocks.append(
-                BlockSeen(last.number, last.hash, last.timestamp, rows, self._wall())
+                BlockSeen(
+                    last.number, last.hash, last.timestamp, rows, self._wall(), blocks=facts.blocks
+                )
             )
             self.facts = facts
         self._pending = []
@@ -516,7 +520,7 @@ class StreamRecord:
         self._messages.append((self._wall(), text))
 
     def _speed(self) -> tuple[float, float]:
-        recent = [one for one in self._samples if one.at >= self._wall() - 60]
+        recent = [sample for sample in self._samples if sample.at >= self._wall() - 60]
         if len(recent) < 2 or recent[-1].at <= recent[0].at:
             return 0.0, 0.0
         first, last = recent[0], recent[-1]

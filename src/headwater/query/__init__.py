@@ -1,4 +1,4 @@
-"""What to ask a portal: filters, fields, the union of outputs, the request and its hash.
+"""Queries of a portal: filters, fields, the union of outputs, the request and its hash.
 
 Pure, standard library only. `EvmQuery`, `SolanaQuery` and their like are for people; `Query` is
 what the rest of Headwater sees; `EVM`, `SOLANA` and their like are the catalogues that decoders

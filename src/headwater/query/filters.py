@@ -116,19 +116,19 @@ def join_lists(filters: Sequence[Filter], wire: str) -> list[Filter]:
 
     The filters are equal in all other keys and relations.
     """
-    lists = [one for one in filters if isinstance(one.condition(wire), tuple)]
+    lists = [joined for joined in filters if isinstance(joined.condition(wire), tuple)]
     if len(lists) < 2:
         return list(filters)
     values: dict[Item, None] = {}
-    for one in lists:
-        value = one.condition(wire)
+    for joined in lists:
+        value = joined.condition(wire)
         assert isinstance(value, tuple), "chosen for it"
         values.update(dict.fromkeys(value))
     first = lists[0]
     conditions = tuple(
         (key, tuple(values) if key == wire else value) for key, value in first.conditions
     )
-    others = [one for one in filters if one not in lists]
+    others = [joined for joined in filters if joined not in lists]
     return [replace(first, conditions=conditions), *others]
 
 

@@ -61,7 +61,7 @@ def unknown_name(what: str, name: object, valid: Iterable[str]) -> QueryError:
 
 
 class ValueKind(StrEnum):
-    """What a filter compares with."""
+    """The values that a filter compares with."""
 
     HEX = "hex"  # "0x…" of exactly `width` bytes, or one of `choices`
     BARE_HEX = "bare hex"  # the same, sent without 0x
@@ -205,10 +205,19 @@ def _attempt(decode: Callable[[str], bytes], text: str) -> bytes | None:
 def is_bech32(text: str) -> bool:
     """Whether text is a bech32 or bech32m address in lower case with the right checksum."""
     human, _, data = text.rpartition("1")
-    if not human or len(data) < 6 or len(text) > 90 or any(one not in _BECH32 for one in data):
+    if (
+        not human
+        or len(data) < 6
+        or len(text) > 90
+        or any(character not in _BECH32 for character in data)
+    ):
         return False
-    expanded = [ord(one) >> 5 for one in human] + [0] + [ord(one) & 31 for one in human]
-    return _remainder([*expanded, *(_BECH32[one] for one in data)]) in _CONSTANTS
+    expanded = (
+        [ord(character) >> 5 for character in human]
+        + [0]
+        + [ord(character) & 31 for character in human]
+    )
+    return _remainder([*expanded, *(_BECH32[character] for character in data)]) in _CONSTANTS
 
 
 def _remainder(values: list[int]) -> int:

@@ -119,7 +119,7 @@ class TaskPermits:
         self._say(_SUCCEEDED if succeeded else _FAILED)
 
     def close(self) -> None:
-        """Go; what was held is free."""
+        """Close the connection, which frees the permits that it held."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -256,7 +256,7 @@ class PortalRun(Run):
         return None if self._missing is None else self._missing.leave_out
 
     def _planning_client(self, dataset: Dataset | None) -> PortalClient:
-        """Return a client that tries once and tells nobody: what it fails to do is done again."""
+        """Return a client that makes one attempt and logs no failure: its work is done again."""
         stream = self._portal_stream
         transport = _PlanningTransport(
             open_transport(

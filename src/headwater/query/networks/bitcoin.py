@@ -130,7 +130,7 @@ BITCOIN = Network(
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BitcoinQuery(Query):
-    """What to ask of Bitcoin."""
+    """A query of Bitcoin."""
 
     network: ClassVar[Network] = BITCOIN
 

@@ -246,7 +246,7 @@ EVM = Network(
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EvmQuery(Query):
-    """What to ask of an EVM network."""
+    """A query of an EVM network."""
 
     network: ClassVar[Network] = EVM
 

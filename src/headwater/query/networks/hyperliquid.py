@@ -69,7 +69,7 @@ HYPERLIQUID = Network(
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class HyperliquidQuery(Query):
-    """What to ask of the fills on Hyperliquid."""
+    """A query of the fills on Hyperliquid."""
 
     network: ClassVar[Network] = HYPERLIQUID
 

@@ -231,7 +231,7 @@ SOLANA = Network(
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SolanaQuery(Query):
-    """What to ask of a Solana network; block numbers are slots."""
+    """A query of a Solana network; block numbers are slots."""
 
     network: ClassVar[Network] = SOLANA
 

@@ -182,7 +182,7 @@ SUBSTRATE = Network(
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SubstrateQuery(Query):
-    """What to ask of a Substrate network. Extrinsics come with the flag `extrinsic` alone."""
+    """A query of a Substrate network. Extrinsics come with the flag `extrinsic` alone."""
 
     network: ClassVar[Network] = SUBSTRATE
 

@@ -31,7 +31,7 @@ _CONTRACTS = (
     "CreateSmart TriggerSmart"
 )
 CONTRACT_TYPES = tuple(f"{name}Contract" for name in _CONTRACTS.split())
-"""What transactions do, in the names of Tron's own protocol."""
+"""The kinds of transactions, in the names of Tron's own protocol."""
 
 _BLOCK = (
     Field("number", _NUMBER),
@@ -195,7 +195,7 @@ TRON = Network(
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TronQuery(Query):
-    """What to ask of Tron."""
+    """A query of Tron."""
 
     network: ClassVar[Network] = TRON
 
