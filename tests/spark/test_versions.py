@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
-from headwater import evm, portal_stream
+from headwater import PortalLimits, evm, portal_stream
 from headwater.decode import decode_outputs
 from headwater.errors import ConnectSessionError, SparkVersionError
 from headwater.spark import register
@@ -41,10 +42,14 @@ def test_a_session_of_another_spark_is_refused_when_a_stream_begins(
         SparkOfRun(Session(version))  # type: ignore[arg-type]
 
 
-def test_a_session_of_spark_connect_is_refused_when_a_stream_begins(tmp_path: Path) -> None:
+def test_limits_over_spark_connect_are_refused_when_a_stream_begins(tmp_path: Path) -> None:
     remote = type("SparkSession", (Session,), {"__module__": "pyspark.sql.connect.session"})
     stream = portal_stream(
-        id="a", portal="http://127.0.0.1:1", outputs={"t": TRANSFER}, spark=remote("4.3.0")
+        id="a",
+        portal="http://127.0.0.1:1",
+        outputs={"t": TRANSFER},
+        spark=remote(pyspark.__version__),
+        limits=PortalLimits(requests=2),
     )
     with pytest.raises(ConnectSessionError, match="Spark Connect"):
         stream.pipe_to(duckdb_target(tmp_path / "a.duckdb"))

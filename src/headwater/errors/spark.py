@@ -134,11 +134,11 @@ class SparkVersionError(
 class ConnectSessionError(
     SparkError,
     code="E5019",
-    fix="leave spark= out, or give a session whose driver is this process; over Spark Connect, "
-    'spark.readStream.format("headwater") gives a changelog, and writeStream.format("headwater") '
-    "brings it into a target, all on the server",
+    fix="leave limits= out over Spark Connect, and bound the requests in flight by the cluster's "
+    "cores; or give a session whose driver is this process",
 ):
-    """A stream was given a session of Spark Connect, whose driver is another process."""
+    """A stream over Spark Connect was given limits= of its requests: executors would ask this
+    process for a share of them, and cannot reach it."""
 
 
 class ExecutorPythonError(

@@ -122,7 +122,10 @@ class _Rows:
         return Relay(*driver_address(conf), port or int(conf.get(RELAY_PORT) or 0))
 
     def pieces(self: Any) -> Iterator[pa.RecordBatch]:
-        """Bring the rows to the driver in small batches."""
+        """Bring the rows to the driver in small batches; over Spark Connect, all at once."""
+        if not self.reaches_driver:
+            yield from self.run(_pass_on, self.schema).to_batches()
+            return
         with self.relay() as relay:
             sender = IpcSender(relay.entrance)
             attempts = self.run(sender, IpcSender.RESULT)["attempt"].to_pylist()
@@ -133,6 +136,10 @@ class _Rows:
         finally:
             for spool in spools:
                 spool.close()
+
+
+def _pass_on(batches: Batches, part: int) -> Batches:
+    return batches
 
 
 class DataFrameRows(_Rows):

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from headwater.changes import CHANGES_SCHEMA, TableSchema, check, fold
 from headwater.changes.model import FOLDED_SCHEMA
 from headwater.spark.executors import DataFrameRows, map_in_arrow
+from headwater.spark.versions import parallelism
 
 _ENDS = [pa.field("lowest", pa.int64()), pa.field("highest", pa.int64())]
 _SENT = pa.schema([*FOLDED_SCHEMA, *_ENDS])
@@ -36,7 +37,7 @@ def fold_on_executors(
     changes = reduce(lambda one, other: one.unionByName(other), frames)
     changes = changes.select(*CHANGES_SCHEMA.names)
     checked = map_in_arrow(changes, Checker(tuple(tables)), CHANGES_SCHEMA)
-    parts = 2 * changes.sparkSession.sparkContext.defaultParallelism
+    parts = 2 * parallelism(changes.sparkSession)
     meeting = (
         checked.withColumn("place", F.monotonically_increasing_id())
         .repartition(parts, F.xxhash64("table", F.array_sort("pk")))

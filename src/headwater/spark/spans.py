@@ -108,7 +108,7 @@ class Span(ABC):
     def keep(self) -> DataFrame:
         """Have executors read the range, unless they did, and keep its rows. Runs a Spark job."""
         if self._kept is None:
-            described = described_job(self._spark.context, f"read {shown_parts(self.parts)}")
+            described = described_job(self._spark.session, f"read {shown_parts(self.parts)}")
             with coded_failures(), described:
                 self._kept = self._read()
         return self._kept
@@ -136,7 +136,7 @@ class Span(ABC):
     def executor_rows(self, name: str, plans: Sequence[ArrowPlan] = ()) -> ExecutorRows:
         """Return what plans make of an output's rows, where these lie: to be read, or kept."""
         change = self._change(name, plans)
-        if self._kept is None and len(self._schemas) == 1:
+        if self._kept is None and len(self._schemas) == 1 and not self._spark.is_remote:
             context = self._spark.context
             return SpanRows(context, self._reader, self.parts, self._compare, change)
         return PackedRows(self._packed(name), change)
@@ -240,7 +240,7 @@ def read_span(
             query,
             block_range,
             partitions=partitions,
-            cores=spark.context.defaultParallelism,
+            cores=spark.parallelism,
             samples=samples,
             densities=densities,
         )

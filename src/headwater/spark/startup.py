@@ -20,7 +20,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from headwater.errors import StoppedSparkError
+from headwater.errors import ConnectSessionError, StoppedSparkError
 from headwater.portal import PortalBudget
 from headwater.spark.archive import make_later
 from headwater.spark.entrance import driver_address
@@ -29,13 +29,16 @@ from headwater.spark.local_start import LocalStart, active_context, without_word
 from headwater.spark.permits import PORT as PERMITS_PORT
 from headwater.spark.permits import Office, PermitOffice
 from headwater.spark.session import NARROW, active_session, settings_of
-from headwater.spark.versions import check_session
+from headwater.spark.versions import check_session, is_connect, parallelism
 
 APP = "headwater"
 
 
 class SparkOfRun:
     """Where a run gets its session and its context from. `given` is the user's session.
+
+    `is_remote`: it is one of Spark Connect. Its driver is another process, so there is no context,
+    executors cannot reach this process, and jobs are tagged and ended by the session.
 
     `narrow` says that no row of the run is expected to enter the JVM. `on_wait` is told when the
     run begins to wait for Spark, and when it goes on.
@@ -51,6 +54,7 @@ class SparkOfRun:
         if given is not None:
             check_session(given)
         self._given = given
+        self.is_remote = given is not None and is_connect(given)
         self._narrow = narrow
         self._on_wait = on_wait
         self._start: LocalStart | None = None
@@ -61,9 +65,18 @@ class SparkOfRun:
         self._tag = f"headwater-{uuid4().hex}"
         self._tagged: set[int] = set()  # threads whose jobs carry the tag
         self._quiet = ExitStack()
+        self._tasks = 0
 
     def limit(self, budget: PortalBudget) -> None:
-        """Have executors keep within a budget. Called once, before the first span."""
+        """Have executors keep within a budget. Called once, before the first span.
+
+        Raises:
+            ConnectSessionError: it has limits, and executors could not ask for a share of them.
+        """
+        if self.is_remote and budget.is_to_be_asked:
+            raise ConnectSessionError(
+                "limits= counts what executors request, and those of Spark Connect cannot ask"
+            )
         self._budget = budget
 
     @property
@@ -72,7 +85,7 @@ class SparkOfRun:
 
         It is opened when it is first asked for, and stays open.
         """
-        if self._budget is None or not self._budget.is_to_be_asked:
+        if self._budget is None or self.is_remote or not self._budget.is_to_be_asked:
             return None
         if self._office is None:
             conf = dict(self.context.getConf().getAll())
@@ -122,11 +135,19 @@ class SparkOfRun:
             HeadwaterError: Spark does not start.
         """
         if self._given is not None:
-            self._marked(self._given.sparkContext)
+            self._marked(self._given if self.is_remote else self._given.sparkContext)
             return self._given
         with self._waiting():
             self._marked(self._wait())
             return active_session() or self.session  # other code may stop it this moment
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks run at once."""
+        if not self.is_remote:
+            return int(self.context.defaultParallelism)
+        self._tasks = self._tasks or parallelism(self.session)
+        return self._tasks
 
     def cancel(self) -> bool:
         """End what this run waits for of Spark; tell whether it waited.
@@ -145,6 +166,8 @@ class SparkOfRun:
         return cancelled or waited
 
     def _cancel_jobs(self) -> bool:
+        if self.is_remote and self._given is not None:
+            return bool(self._tagged and self._given.interruptTag(self._tag))
         context: Any = SparkContext._active_spark_context
         if not self._tagged or context is None:
             return False
@@ -162,10 +185,13 @@ class SparkOfRun:
 
         Where it was slow to start, an archive of its classes is made for the next time.
         """
-        context = SparkContext._active_spark_context
+        context: Any = self._given if self.is_remote else SparkContext._active_spark_context
         if get_ident() in self._tagged and context is not None:
             with suppress(Exception):  # Spark may be gone, and its tags with it
-                context.removeJobTag(self._tag)
+                if self.is_remote:
+                    context.removeTag(self._tag)
+                else:
+                    context.removeJobTag(self._tag)
         if self._office is not None:
             self._office.__exit__()
             self._office = None
@@ -176,14 +202,18 @@ class SparkOfRun:
                 make_later()
         self._quiet.close()
 
-    def _marked(self, context: SparkContext) -> SparkContext:
+    def _marked(self, context: Any) -> SparkContext:
         """Tag the jobs of this thread from now on, so that `cancel` finds them."""
         if self._cancelled:
             raise StoppedSparkError("the run was stopped before it used Spark")
         if get_ident() not in self._tagged:
-            context.addJobTag(self._tag)
+            if self.is_remote:
+                context.addTag(self._tag)
+            else:
+                context.addJobTag(self._tag)
             self._tagged.add(get_ident())
-        return context
+        marked: SparkContext = context
+        return marked
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas import functions
 
 from headwater.decode.columns.integers import with_spark_metadata
-from headwater.errors import ConnectSessionError, SparkVersionError
+from headwater.errors import SparkVersionError
 
 LEAST = (4, 0)
 ARROW_FUNCTIONS = (4, 1)  # functions of users that are given Arrow columns
@@ -39,11 +39,8 @@ def check_session(spark: Any) -> None:
     """Refuse a session that cannot serve a stream. Called before anything is read or written.
 
     Raises:
-        ConnectSessionError: its driver is another process.
         SparkVersionError: its Spark is too old, or another one than this process has.
     """
-    if is_connect(spark):
-        raise ConnectSessionError("the session is one of Spark Connect")
     found = parse_version(spark.version)
     if found < LEAST:
         raise SparkVersionError("Headwater needs Spark 4.0 or newer", found=spark.version)
@@ -60,15 +57,23 @@ def is_connect(session_or_frame: object) -> bool:
     return type(session_or_frame).__module__.startswith("pyspark.sql.connect")
 
 
+def parallelism(session: Any) -> int:
+    """Return how many tasks a session runs at once, as Spark cuts work by default."""
+    if not is_connect(session):
+        return int(session.sparkContext.defaultParallelism)
+    parts = session.range(10_000).select(F.spark_partition_id().alias("part"))
+    return int(parts.agg(F.max("part")).first()[0]) + 1
+
+
 def collect(frame: DataFrame) -> pa.Table:
     """Collect a DataFrame by a job; its columns say what they hold, whatever Spark does."""
     table = frame.toArrow()
-    return table if OURS >= ARROW_METADATA else table.cast(described(table.schema, frame))
+    return table.cast(described(table.schema, frame))
 
 
 def described(schema: pa.Schema, frame: DataFrame) -> pa.Schema:
     """Return the columns of a DataFrame in Arrow with the metadata that Spark has of them."""
-    if OURS >= ARROW_METADATA:
+    if OURS >= ARROW_METADATA and not is_connect(frame):
         return schema
     known = zip(schema, frame.schema, strict=True)
     return pa.schema([with_spark_metadata(field, of.metadata) for field, of in known])

@@ -117,7 +117,8 @@ class Assembler:
         self.progress = ProgressTracker(clock)
         self._held: list[Span] = []
         self._released: list[Span] = []
-        self._transforms = Transforms(stream_id, steps, self._session)
+        by_batch = [step.by_batch() for step in steps] if spark.is_remote else steps
+        self._transforms = Transforms(stream_id, by_batch, self._session)
 
     def release(self) -> None:
         """Let go of what spans keep on the executors. Called when they are committed or dropped.

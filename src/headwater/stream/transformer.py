@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -57,6 +58,12 @@ class Step:
             if callable(hook := getattr(code, name, None))
         }
         self.is_plan = is_plan
+
+    def by_batch(self) -> Step:
+        """Return it as one that is called for each batch: of Spark Connect no plan can be kept."""
+        step = copy(self)
+        step.is_plan = False
+        return step
 
     @property
     def wants_batches(self) -> bool:

@@ -63,7 +63,7 @@ class OutputSpan(Span):
     def __init__(
         self, spark: SparkOfRun, decoder: OutputDecoder, outputs: Sequence[ModuleOutput]
     ) -> None:
-        parts = split(outputs, spark.context.defaultParallelism)
+        parts = split(outputs, spark.parallelism)
         super().__init__(spark, OutputReader(decoder), decoder.schemas, parts)
 
     def _load(self) -> DataFrame:

@@ -195,14 +195,16 @@ def check_auto_cdc(tables: Path, portal: PortalServer, orphaned: Keys) -> None:
 PROGRAM = """
 import sys
 from contextlib import closing
+from dataclasses import replace
+from threading import Event
 from pyspark.sql import SparkSession
 from headwater import duckdb_target, evm, portal_stream, postgres_target
-from headwater.errors import ConnectSessionError
 from headwater.spark import register, ship
 from headwater.spark.streaming import collapse
 from headwater.testing import simulated_portal
+from tests.stream.truth import transfers
 
-address, folder, target = sys.argv[1:]
+address, folder, target, other = sys.argv[1:]
 spark = SparkSession.builder.remote(address).getOrCreate()
 ship(spark)
 register(spark)
@@ -232,23 +234,48 @@ with simulated_portal(seed=5, blocks=200, finality_depth=10) as portal:
     left = {row[0] for row in collapse(stored).select("block_hash").collect()}
     known = {block.hash for block in portal.chain.canonical()}
     print("changelog", len(orphaned) > 0, len(left) > 50, left <= known)
-    events = evm.events("erc20.Transfer", range=(0, 150))
-    stream = portal_stream(id="a", portal=portal.url, outputs={"t": events}, spark=spark)
-    before = sum(portal.ledger.statuses().values())
-    try:
-        stream.pipe_to(duckdb_target(f"{folder}/a.duckdb"), progress=False)
-    except ConnectSessionError as error:
-        print("refused", error.code, sum(portal.ledger.statuses().values()) - before)
+    def wrote(target):
+        columns = "SELECT block_number, block_hash, log_index FROM transfers"
+        return sorted(tuple(row.values()) for row in target.query(columns).to_pylist())
+    def even(data):
+        return {"transfers": data["transfers"].where("block_number % 2 = 0")}
+    def follow(stream, target, keep):
+        reached = Event()
+        def look(event):
+            cursor = event.state.cursor
+            if cursor is not None and cursor.hash == portal.chain.head.hash:
+                reached.set()
+        handle = stream.start(target, on_event=look)
+        for depth in (0, 4):
+            reached.clear()
+            if depth:
+                portal.fork(depth)
+                portal.extend(2)
+            assert reached.wait(300), handle.exception()
+        handle.stop()
+        chain = transfers(portal.chain, portal.chain.canonical())
+        return wrote(target) == sorted(row[:3] for row in chain if keep(row))
+    events = evm.events("erc20.Transfer", range=(0, None))
+    outputs = {"transfers": events}
+    stream = portal_stream(id="a", portal=portal.url, outputs=outputs, spark=spark, far=50)
+    into = postgres_target(other)
+    print("stream", follow(stream, into, lambda row: True))
+    (kind,) = into.query("SELECT pg_typeof(value)::text AS kind FROM transfers LIMIT 1").to_pylist()
+    print("numbers", kind["kind"])
+    piped = replace(stream.pipe(even), id="b")
+    print("piped", follow(piped, duckdb_target(f"{folder}/b.duckdb"), lambda row: row[0] % 2 == 0))
 spark.stop()
 """
 
 
 @pytest.mark.parametrize("server", [None], indirect=True)
-def test_the_data_source_works_and_a_stream_is_refused(server: Server, tmp_path: Path) -> None:
-    """A program: data source, changelog and writer work, `pipe_to` is refused, a package can be
-    shipped. The target is written by the server alone."""
+def test_data_source_writer_and_streams_work_from_another_process(
+    server: Server, tmp_path: Path
+) -> None:
+    """A program, whose package is shipped: a changelog that the server alone writes into a target,
+    and streams whose history executors read, with and without a transform, through a fork."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, server.address, str(tmp_path), database()],
+        [sys.executable, "-c", PROGRAM, server.address, str(tmp_path), database(), database()],
         capture_output=True,
         text=True,
         check=False,
@@ -259,5 +286,4 @@ def test_the_data_source_works_and_a_stream_is_refused(server: Server, tmp_path:
     assert int(said[1]) > 50
     assert said[2:6] == ["150", "target", "True", "True"]
     assert said[6:10] == ["changelog", "True", "True", "True"]
-    assert said[10:] == ["refused", "E5019", "0"]
-    assert not (tmp_path / "a.duckdb").exists()
+    assert said[10:] == ["stream", "True", "numbers", "numeric", "piped", "True"]
