@@ -4,7 +4,7 @@ from headwater.core.retry import RetryPolicy
 from headwater.portal.budget import DriverPermits, LimitedTransport, PortalBudget, PortalLimits
 from headwater.portal.client import PortalClient
 from headwater.portal.density import SAMPLES, probe
-from headwater.portal.opening import distrust_of, open_transport
+from headwater.portal.opening import open_transport, sources_of
 from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
 from headwater.portal.reading import BlockOrder, StreamQuery
 from headwater.portal.source import LeaveOut, PortalSource
@@ -55,7 +55,6 @@ __all__ = [
     "SystemClock",
     "Timeouts",
     "Transport",
-    "distrust_of",
     "log_notice",
     "open_transport",
     "portal_address",
@@ -64,4 +63,5 @@ __all__ = [
     "read_head",
     "read_header",
     "source_address",
+    "sources_of",
 ]

@@ -8,7 +8,7 @@ not for several threads at once; each executor builds its own.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -39,7 +39,7 @@ from headwater.errors import (
     TimestampError,
     TransportError,
 )
-from headwater.portal.opening import distrust_of, open_transport
+from headwater.portal.opening import open_transport, sources_of
 from headwater.portal.outage import (
     Clock,
     Notice,
@@ -50,6 +50,7 @@ from headwater.portal.outage import (
     read_body,
 )
 from headwater.portal.reading import Conditions, Reading, StreamQuery
+from headwater.portal.sources import Address, Sources, SourcesTransport
 from headwater.portal.transport import Request, Timeouts, Transport
 from headwater.portal.wire import (
     Dataset,
@@ -80,8 +81,8 @@ class PortalClient:
     `on_notice` observer is called in the reading thread and must not raise. While finality is
     unknown, what lies more than `rollback_cap` blocks below the latest block is past every fork.
     `headers` asks for nothing but headers of blocks: where the portal finds no block by time, it is
-    found with them. `distrust` is told of blocks that do not fit, and whether to go on: a list has
-    other sources.
+    found with them. `sources` are what a list hides behind a transport: another one is read where
+    one sends blocks that do not fit.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class PortalClient:
         dataset: Dataset | None = None,
         rollback_cap: int = DEFAULT_CAP,
         headers: StreamQuery | None = None,
-        distrust: Callable[[HeadwaterError], bool] | None = None,
+        sources: SourcesTransport | None = None,
     ) -> None:
         if max_bytes < 1:
             raise InvalidOptionError("max_bytes must be at least 1", got=max_bytes)
@@ -121,7 +122,7 @@ class PortalClient:
         self._finality_told = False
         self._finds_times: bool | None = None  # until it is known
         self._headers = headers
-        self._distrust = distrust or distrust_of(transport)
+        self._sources = sources or sources_of(transport)
 
     def __enter__(self) -> PortalClient:
         return self
@@ -132,6 +133,23 @@ class PortalClient:
     def close(self) -> None:
         """Release the connections; what is asked afterwards makes new ones."""
         self._conditions.transport.close()
+
+    def rest(self) -> None:
+        """Release the connections of what is stale; of a list another source is asked next."""
+        if self._sources is not None:
+            self._sources.pass_over("it is behind our blocks, or contradicts a final one")
+        self.close()
+
+    def best_first(self, address: Address) -> Address:
+        """Return the address for executors: of a list, with the sources that work first."""
+        if self._sources is None or not isinstance(address, Sources):
+            return address
+        return self._sources.best_first(address)
+
+    def trust(self, final: BlockCursor | None) -> None:
+        """Note our newest final block: sources of a list that hold another one are not read."""
+        if self._sources is not None:
+            self._sources.trust(final)
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -358,7 +376,7 @@ class PortalClient:
                     raise
                 raise _missing(reading.next_block, said.to_block + 1, after) from error
             except _UNFIT as error:
-                if not self._distrust(error):
+                if self._sources is None or not self._sources.distrust(error):
                     raise
             else:
                 return

@@ -5,10 +5,9 @@ Called on the driver and on executors, wherever a client is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from headwater.address import HttpAddress, NodeAddress
-from headwater.errors import HeadwaterError
 from headwater.portal.node import NodeTransport
 from headwater.portal.outage import Observer, log_notice
 from headwater.portal.sources import (
@@ -46,15 +45,9 @@ def open_transport(
     return _open_one(address, timeouts, hold_s)
 
 
-def distrust_of(transport: Transport) -> Callable[[HeadwaterError], bool]:
-    """Return what a client tells of blocks that do not fit: of a list, another source goes on."""
-    if isinstance(transport, SourcesTransport):
-        return transport.distrust
-    return _ends
-
-
-def _ends(error: HeadwaterError) -> bool:
-    return False
+def sources_of(transport: Transport) -> SourcesTransport | None:
+    """Return a transport of several sources as what it is: a client chooses among them."""
+    return transport if isinstance(transport, SourcesTransport) else None
 
 
 def _open_one(

@@ -113,6 +113,7 @@ class PortalSource:
 
     def read(self, state: PipeState) -> Generator[Answer | Span, None, None] | None:
         """Read what follows this state, in spans or block by block; None when all is read."""
+        self._client.trust(state.finalized)
         if self._leave_out is None:
             return self._follow(state)
         cursor = state.cursor

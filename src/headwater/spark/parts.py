@@ -37,8 +37,8 @@ from headwater.portal import (
     RetryPolicy,
     StreamQuery,
     Timeouts,
-    distrust_of,
     open_transport,
+    sources_of,
 )
 from headwater.portal.budget import Permits, UnlimitedPermits
 from headwater.read_ahead import ReadAhead
@@ -390,7 +390,7 @@ class PartReader(SpanReader[BlockRange]):
             dataset=self.dataset,
             max_bytes=max_bytes,
             headers=headers,
-            distrust=distrust_of(transport),
+            sources=sources_of(transport),
         )
 
     def _rows(self, part: Part[BlockRange], receipt: Receipt) -> Iterator[pa.RecordBatch]:

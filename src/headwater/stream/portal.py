@@ -23,11 +23,10 @@ from headwater.portal import (
     PortalClient,
     PortalLimits,
     RetryPolicy,
-    SourcesTransport,
     Timeouts,
-    distrust_of,
     open_transport,
     source_address,
+    sources_of,
 )
 from headwater.spark.frames import Frame
 from headwater.spark.session import local_session
@@ -142,8 +141,9 @@ class PortalStream(Stream):
             reading = self.reading
             runtime = opening.runtime
             source = open_transport(self.portal, reading.timeouts, notify=runtime.tell)
-            if isinstance(source, SourcesTransport):
-                opening.record.reads_from(source.states)
+            sources = sources_of(source)
+            if sources is not None:
+                opening.record.reads_from(sources.states)
             transport = StoppableTransport(source, runtime.stop, opening.record)
             budget = PortalBudget(reading.limits)
             clock = runtime.clock
@@ -157,10 +157,10 @@ class PortalStream(Stream):
                     rollback_cap=self.rollback_cap,
                     on_notice=runtime.tell,
                     headers=next(iter(self.outputs.values())).query.headers_only(),
-                    distrust=distrust_of(source),
+                    sources=sources,
                 )
             )
-            run = PortalRun(self, client, opening, budget, source=source)
+            run = PortalRun(self, client, opening, budget, abort=transport.abort)
             stack.callback(run.stop)
             yield run
 

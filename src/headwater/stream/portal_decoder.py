@@ -14,7 +14,7 @@ from headwater import core
 from headwater.core import Batch, BlockRange
 from headwater.decode import Decoded, decode_blocks, decode_outputs
 from headwater.pipeline import Raw
-from headwater.portal import Dataset
+from headwater.portal import Address, Dataset
 from headwater.query import Query
 from headwater.spark.spans import PortalSpan, Span, read_span
 from headwater.spark.startup import SparkOfRun
@@ -54,7 +54,10 @@ class Plan:
 
 
 class PortalDecoder:
-    """Makes tables of a portal's batches. `shared`: others than the target read them too."""
+    """Makes tables of a portal's batches. `shared`: others than the target read them too.
+
+    `address` is where executors read, as it is best when a span is planned.
+    """
 
     def __init__(
         self,
@@ -66,9 +69,11 @@ class PortalDecoder:
         missing: MissingBlocks | None,
         *,
         shared: bool = False,
+        address: Callable[[], Address],
         on_span: OnSpan = lambda blocks, size, rows: None,
     ) -> None:
         self._portal = stream.portal
+        self._address = address
         self._outputs = stream.outputs
         self._reading = stream.reading
         self._plan = plan
@@ -97,7 +102,7 @@ class PortalDecoder:
             skipped = self._factories.take_skipped()
         span = read_span(
             self._spark,
-            self._portal,
+            self._address(),
             outputs,
             self._plan.ranges,
             query,

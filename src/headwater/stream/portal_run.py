@@ -6,18 +6,17 @@ again continues from what the target recovers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from threading import Event as Flag
+from threading import Event
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry
 
 from headwater.core import BlockCursor, BlockRange, Blocks, Head, PipeState, RangeSpec
-from headwater.core.messages import Event
 from headwater.core.ranges import At, Latest
 from headwater.decode import Output
 from headwater.errors import (
@@ -40,7 +39,6 @@ from headwater.portal import (
     Request,
     Response,
     RetryPolicy,
-    SourcesTransport,
     SourceTransport,
     open_transport,
 )
@@ -81,11 +79,11 @@ class PortalRun(Run):
         opening: Opening,
         budget: PortalBudget | None = None,
         *,
-        source: SourceTransport | None = None,
+        abort: Callable[[], None] = lambda: None,
         ranges: Mapping[str, tuple[BlockRange, ...]] | None = None,
     ) -> None:
         super().__init__(stream, opening)
-        self._transport = source
+        self._abort = abort
         self._budget = budget or PortalBudget()
         self._spark.limit(self._budget)
         self._portal_stream = stream
@@ -95,7 +93,7 @@ class PortalRun(Run):
         self._missing = MissingBlocks(client, opening.record) if skips else None
         self._factories = self._make_factories()
         self._spans: PortalSource | None = None
-        self._over = Flag()
+        self._over = Event()
         self._planning: WeakSet[_PlanningTransport] = WeakSet()
         self._given_up = 0  # readings in a row
         # where the stream stood when the portal was asked for its newest block, and that block
@@ -104,8 +102,7 @@ class PortalRun(Run):
 
     def abort(self) -> None:
         """Break off the request that waits for its answer. Called from another thread."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._abort()
 
     def _notes(self) -> Sequence[Extension]:
         return [one for one in (self._factories, self._missing) if one is not None]
@@ -143,10 +140,10 @@ class PortalRun(Run):
             self._factories,
             self._missing,
             shared=self._shared,
+            address=partial(self._client.best_first, stream.portal),
             on_span=self._spans.learn if self._spans else lambda blocks, size, rows: None,
         )
         self._begin(state, source, decoder, plan.initial, dataset)
-        self._trust(state)
 
     def read(self, state: PipeState) -> Answers | None:
         """Read what follows this state, once factories know the creations up to it."""
@@ -209,23 +206,9 @@ class PortalRun(Run):
         if self._spans is not None:
             self._spans.close()
 
-    def on_event(self, event: Event) -> None:
-        """Note what happened; sources of a list must agree with what is final by now."""
-        super().on_event(event)
-        self._trust(event.state)
-
-    def _trust(self, state: PipeState) -> None:
-        if isinstance(self._transport, SourcesTransport):
-            self._transport.trust(state.finalized)
-
     def pause(self) -> None:
-        """Wait for a replica that is stale; a new connection may lead to another one.
-
-        Of a list, another source is asked next, if one works.
-        """
-        if isinstance(self._transport, SourcesTransport):
-            self._transport.pass_over("it is behind our blocks, or contradicts a final one")
-        self._client.close()
+        """Wait for a replica that is stale; a new connection may lead to another one."""
+        self._client.rest()
         self._clock.sleep(WAIT_S)
 
     # --- planning ---------------------------------------------------------------------------------
@@ -367,7 +350,7 @@ class PortalRun(Run):
         record = StreamRecord(stream.id, registry=CollectorRegistry())
         opening = Opening.of(target, record, self._interrupt, clock=self._clock, finalized=True)
         run = PortalRun(
-            stream, self._client, opening, self._budget, source=self._transport, ranges=ranges
+            stream, self._client, opening, self._budget, abort=self._abort, ranges=ranges
         )
         try:
             with self._interrupt.reaching(run):
@@ -414,7 +397,7 @@ class PortalRun(Run):
         block_range: BlockRange,
     ) -> Iterator[tuple[str, pa.Table]]:
         """Let executors read the creations of factories; they arrive in bounded tables."""
-        portal = self._portal_stream.portal
+        portal = self._client.best_first(self._portal_stream.portal)
         reading = self._portal_stream.reading
         with read_span(
             self._spark,
@@ -469,7 +452,7 @@ class _PlanningTransport:
     `sleep` and `send` are called in that thread, `abort` by the loop's.
     """
 
-    def __init__(self, transport: SourceTransport, over: Flag) -> None:
+    def __init__(self, transport: SourceTransport, over: Event) -> None:
         self._transport = transport
         self._over = over
         self.abort = transport.abort

@@ -389,6 +389,19 @@ def test_a_chain_that_contradicts_our_final_block_is_never_read() -> None:
     assert rig.read(51, 55) == hashes_of(rig.portals[0].chain, 51, 55)
 
 
+def test_executors_begin_with_the_source_that_works() -> None:
+    rig = several(3)
+    addresses = Sources([f"http://{place}" for place in range(3)], lag_s=LAG_S)
+    assert rig.client.best_first(addresses) == addresses
+    rig.read(0, 10)
+    rig.down = {0}
+    rig.read(11, 20)
+    best = rig.client.best_first(addresses)
+    assert str(best) == "http://1, http://2, http://0"
+    one = source_address("http://a")
+    assert rig.client.best_first(one) is one
+
+
 @pytest.mark.guarantee("SOURCE-2")
 def test_executors_know_the_network_of_the_driver() -> None:
     rig = Rig([OfChain(grown()), OfChain(grown(seed=2))], down={0})
@@ -480,7 +493,7 @@ def test_a_client_of_a_list_travels_and_knows_its_addresses_alone() -> None:
             sources = copy._conditions.transport
             assert [one.source for one in sources.states()] == ["1 http://a", "2 http://b"]
             assert [one.verdict for one in sources.states()] == ["unknown", "unknown"]
-            assert copy._distrust.__self__ is sources
+            assert copy._sources is sources
 
 
 def test_lines_of_an_answer_arrive_as_they_were_sent() -> None:

@@ -59,6 +59,12 @@ class Sources:
     def __repr__(self) -> str:
         return f"Sources({self})"
 
+    def in_order(self, places: Sequence[int]) -> Sources:
+        """Return the same sources in another order; those that are not named come last."""
+        rest = [place for place in range(len(self.addresses)) if place not in places]
+        ordered = [self.addresses[place] for place in (*places, *rest)]
+        return Sources(ordered, lag_s=self.lag_s, prove_s=self.prove_s, probe_s=self.probe_s)
+
     @property
     def has_secrets(self) -> bool:
         """Whether one of them holds more than may be shown."""

@@ -176,6 +176,10 @@ class SourcesTransport:
         self.pass_over(in_short(error))
         return self._panel.has_other(self._clock())
 
+    def best_first(self, sources: Sources) -> Sources:
+        """Return the list for executors, which know nothing yet: final blocks are read there."""
+        return sources.in_order(self._panel.order(self._clock(), Need(final_only=True)))
+
     def states(self) -> list[SourceState]:
         """Return what is known of each source. May be called from any thread."""
         return self._panel.states()

@@ -171,4 +171,4 @@ class PortalUpstream(Upstream):
 
     def rest(self) -> None:
         """Let connections go until the next request."""
-        self._client.close()
+        self._client.rest()
