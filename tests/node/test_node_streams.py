@@ -25,6 +25,7 @@ from tests.stream import pool_truth
 from tests.stream.truth import COLUMNS, transfers
 
 QUICK = RetryPolicy(schedule_s=(0.001, 0.002))
+AWAY = "rpc+http://127.0.0.1:9"  # nobody listens there
 
 
 def stream_of(server: PortalServer, block_range: Any = 0, **options: Any) -> PortalStream:
@@ -152,7 +153,10 @@ def test_the_data_source_reads_a_node(spark: SparkSession) -> None:
         assert sorted(tuple(row) for row in frame.collect()) == sorted(expected)
 
 
-def test_a_changelog_of_a_node_follows_a_fork(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_a_changelog_of_a_node_follows_a_fork(
+    spark: SparkSession, tmp_path: Path, several: bool
+) -> None:
     rows: Counter[tuple[Any, ...]] = Counter()
 
     def keep(frame: DataFrame, _: int) -> None:
@@ -162,7 +166,11 @@ def test_a_changelog_of_a_node_follows_a_fork(spark: SparkSession, tmp_path: Pat
     with simulated_portal(seed=6, blocks=16, finality_depth=8) as portal:
         changes = (
             spark.readStream.format("headwater")
-            .options(portal=portal.node_url, event="erc20.Transfer", journal=f"{tmp_path}/journal")
+            .options(
+                portal=f"{AWAY} {portal.node_url}" if several else portal.node_url,
+                event="erc20.Transfer",
+                journal=f"{tmp_path}/journal",
+            )
             .load()
         )
         query = (

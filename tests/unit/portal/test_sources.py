@@ -268,6 +268,17 @@ def test_what_a_source_sends_that_is_no_chain_is_read_from_the_next_one() -> Non
     assert "not a block" in rig.sources.states()[0].reason
 
 
+def test_a_head_that_cannot_be_read_is_asked_of_the_next_one() -> None:
+    rig = several()
+    rig.client.metadata()
+    garbled = Status(200, text="{not json")
+    rig.portals[0].faults.add(garbled, times=None, where=lambda asked: asked.route == "head")
+    head = rig.client.head()
+    assert head is not None
+    assert head.number == 60
+    assert rig.used == 1
+
+
 def test_if_all_send_what_is_no_chain_the_error_is_raised() -> None:
     rig = several()
     for portal in rig.portals:

@@ -24,7 +24,13 @@ import msgspec
 from headwater.address import HttpAddress
 from headwater.core import BlockCursor
 from headwater.core.retry import is_retryable, parse_retry_after
-from headwater.errors import HeadwaterError, NetworkError, NodeLacksError, TransportError
+from headwater.errors import (
+    HeadwaterError,
+    MalformedAnswerError,
+    NetworkError,
+    NodeLacksError,
+    TransportError,
+)
 from headwater.portal.outage import Notice, NoticeKind, Observer, log_notice, read_body
 from headwater.portal.sources.addresses import Sources
 from headwater.portal.sources.examine import Findings, Known, examine, in_short
@@ -213,7 +219,9 @@ class SourcesTransport:
             standing.requests += 1
             try:
                 response = self._transports[index].send(request)
-            except TransportError as error:
+                if request.body is None and response.status == _GOOD:
+                    response = self._heard(index, request, _whole(response))
+            except (TransportError, MalformedAnswerError) as error:
                 if self._aborted:
                     raise
                 self._fail(index, in_short(error))
@@ -222,8 +230,6 @@ class SourcesTransport:
                 self._lacks(index, request, str(error.message))
                 lacking = lacking or error
             else:
-                if request.body is None and response.status == _GOOD:
-                    response = self._heard(index, request, _whole(response))
                 if response.status < _BAD_REQUEST or response.status == _FORK:
                     return self._used(index, response, need)
                 refusals.append(self._refused(index, _whole(response), request))

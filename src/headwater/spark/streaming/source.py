@@ -27,7 +27,7 @@ from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
 from headwater.core.ranges import Latest, Plus
 from headwater.decode.columns.field_columns import known_columns
 from headwater.errors import SourceOptionError
-from headwater.portal import Address, PortalClient, open_transport
+from headwater.portal import Address, Dataset, PortalClient, Sources, open_transport
 from headwater.query import Query
 from headwater.spark.datasource import (
     IMPATIENT,
@@ -98,6 +98,7 @@ class LoadedStream:
     spec: RangeSpec
     journal: str | None
     limits: Limits
+    network: Dataset | None = None  # of a list: executors read no source of another one
 
     @property
     def schema(self) -> StructType:
@@ -135,7 +136,7 @@ class LoadedStream:
     def part_reader(self, part: FinalPart) -> PartReader:
         """Return what reads a part of final blocks, on an executor."""
         rows = InsertRows(self.row_maker, part.shift, part.finalized)
-        return PartReader(self.address, self.query, rows, dataset=None, retry=PATIENT)
+        return PartReader(self.address, self.query, rows, dataset=self.network, retry=PATIENT)
 
     @property
     def fingerprint(self) -> str:
@@ -207,4 +208,8 @@ def load_stream(options: Mapping[str, str]) -> LoadedStream:
     spec = given.range()
     if isinstance(spec.end, Plus | Latest):
         raise SourceOptionError("toBlock of a stream is a number or a date: a restart keeps it")
-    return LoadedStream(choose_address(given), query, row_maker, spec, journal, limits)
+    address, network = choose_address(given), None
+    if isinstance(address, Sources):
+        with PortalClient(open_transport(address), retry=IMPATIENT) as client:
+            network = client.metadata()
+    return LoadedStream(address, query, row_maker, spec, journal, limits, network)
