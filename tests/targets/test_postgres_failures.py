@@ -1,9 +1,6 @@
 """Writers that compete, connections that break, processes that die: nothing lost, nothing twice."""
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +8,6 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from headwater import evm, portal_stream
 from headwater.core import BlockCursor, Head, PipeState
@@ -28,6 +24,7 @@ from tests.sampling import every
 from tests.stream.truth import transfers
 from tests.targets.killed import writers
 from tests.targets.postgres_places import Stream, database
+from tests.targets.postgres_proxy import Proxy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Start = Callable[..., Stream]
@@ -63,64 +60,6 @@ def rows(*keys: int) -> pa.Table:
 
 def insert(*keys: int) -> Callable[[Tx], None]:
     return lambda tx: tx.insert("t", rows(*keys))
-
-
-class Proxy:
-    """Passes bytes on, and cuts the connection at a moment that is asked for.
-
-    `cut_at` is a text of the client's; `forward` tells whether the server still receives it. The
-    server's answer never reaches the client.
-    """
-
-    def __init__(self, dsn: str) -> None:
-        self._server = ("127.0.0.1", int(str(conninfo_to_dict(dsn)["port"])))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        port = self._listener.getsockname()[1]
-        self.dsn = f"postgresql://postgres@127.0.0.1:{port}/{dsn.rsplit('/', 1)[1]}?sslmode=disable"
-        self.cut_at: bytes | None = None
-        self.forward = True
-        self.cuts = 0
-        self.refuse = False
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            if self.refuse:
-                client.close()
-                continue
-            try:
-                server = socket.create_connection(self._server)
-            except OSError:  # as if nobody listened; the next one may be luckier
-                client.close()
-                continue
-            self._pairs.append((client, server))
-            threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
-            threading.Thread(target=self._pump, args=(server, client, False), daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket, from_client: bool) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                if from_client and self.cut_at is not None and self.cut_at in data:
-                    self.cut_at = None
-                    self.cuts += 1
-                    source.shutdown(socket.SHUT_RDWR)  # the client hears nothing more
-                    if self.forward:
-                        sink.sendall(data)
-                    break
-                sink.sendall(data)
-        with suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        self._listener.close()
-        for pair in self._pairs:
-            for one in pair:
-                one.close()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import signal
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -61,7 +62,8 @@ def run(
         target = duckdb_target("chain.duckdb")
 
     A pipeline that fails with an error that a retry may mend is started again, after a pause that
-    grows; others go on meanwhile. The exit code is 1 if one has failed for good.
+    grows; others go on meanwhile. The exit code is 1 if one has failed for good, 0 after SIGTERM,
+    130 after Ctrl-C.
 
         headwater run transfers.py
 
@@ -86,7 +88,9 @@ def run(
     failures = {job.id: job.error for job in jobs if job.error is not None}
     for stream_id, error in failures.items():
         say(f"{stream_id}: {failure_text(error)}", "red")
-    code = interrupt.exit_code() or (1 if failures else 0)
+    code = 1 if failures else interrupt.exit_code()
+    if interrupt.signal == signal.SIGTERM and not failures:
+        code = 0  # a supervisor has asked for the end, and all is stored
     if code:
         raise typer.Exit(code)
 

@@ -18,7 +18,7 @@ from headwater.errors import (
 )
 from headwater.targets import Delivery, SideTable
 from tests.targets.change_log.places import Place, Stream
-from tests.targets.test_postgres_failures import Proxy
+from tests.targets.postgres_proxy import Proxy
 
 LARGEST = 2**256 - 1
 TRANSFER = TableSchema(
