@@ -31,7 +31,7 @@ PIPELINE = Path(__file__).parents[2] / "examples" / "token_indexer" / "pipeline.
 MAIN = "from headwater.cli import main; main()"
 REFUSALS = ["rate limit", "error in a 200", "rate limit with a time", "bad gateway", "html"]
 WRONG = ["null", "no logs", "removed logs", "logs twice", "cut"]
-MET = 8  # requests that meet a fault before it ends
+MET = 5  # requests that meet a fault before it ends
 
 
 @dataclass
