@@ -16,7 +16,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 
-from headwater.errors import LakeFileGoneError, LakeStorageError
+from headwater.errors import LakeFileGoneError, LakeForeignWriteError, LakeStorageError
 from headwater.targets import iceberg_target
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, table
 from headwater.targets.iceberg.admin import IcebergAdmin
@@ -382,3 +382,32 @@ def test_a_refused_commit_of_maintenance_leaves_no_manifest(
     new = {f"file://{one}" for one in set(folder.glob("*.avro")) - before}
     assert new <= named
     catalog.close()
+
+
+@pytest.mark.guarantee("LAKE-5")
+def test_a_table_that_others_take_back_while_nobody_writes_is_refused_until_it_is_put_right(
+    tmp_path: Path,
+) -> None:
+    """Spark's `rollback_to_snapshot` moves a reference: no commit tells of it."""
+    rig = start(tmp_path)
+    for number in range(1, 7):
+        rig.block(number, log(number, number), upsert(balance("all", "t", number)), final=number)
+    rig.roll_back(6)
+    rig.target.close()
+    catalog = open_catalog(tmp_path)
+    stored = catalog.load_table(f"default.{LOG}")
+    newest, before = (stored.metadata.snapshots[at].snapshot_id for at in (-1, -3))
+    stored.manage_snapshots().rollback_to_snapshot(before).commit()
+    for _ in range(2):
+        with pytest.raises(LakeForeignWriteError, match="taken the table back"):
+            start(tmp_path)
+    stored = catalog.load_table(f"default.{LOG}")
+    stored.manage_snapshots().set_current_snapshot(newest).commit()
+    catalog.close()
+    again = make(tmp_path)
+    assert again.recover() == rig.state
+    rig.target = again
+    rig.check()
+    rig.block(7, log(7, "next"), final=6)
+    rig.check()
+    again.close()

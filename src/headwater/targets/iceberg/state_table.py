@@ -7,7 +7,8 @@ nothing, and what it has stored last is what the next one reads. Runs on the dri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField, StringType
 
+from headwater.core import PipeState
 from headwater.errors import LakeForeignWriteError, LakeWriterError
 from headwater.targets.iceberg.catalog import create_namespace
 from headwater.targets.iceberg.inner import DataFile
@@ -31,19 +33,33 @@ from headwater.targets.lake.table import Change, Lead
 _SCHEMA = Schema(NestedField(field_id=1, name="stream_id", field_type=StringType(), required=False))
 _KEPT = 3  # snapshots: for people who look
 _STARTS = 5
+_ENDS = "headwater.tables"  # the snapshot of each table that the state ends in
 
 
 class StateTable(Lead[DataFile]):
-    """What is stored of one stream. `stored` is what was read or written last."""
+    """What is stored of one stream. `stored` is what was read or written last.
+
+    `ends` returns the snapshot of each table that a state ends in; it is written down with the
+    state. `known` are those that were read: each table still comes from there, or others have taken
+    it back.
+    """
 
     is_lead = True
 
-    def __init__(self, catalog: Catalog, namespace: str, stream_id: str) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        namespace: str,
+        stream_id: str,
+        ends: Callable[[PipeState], dict[str, int]],
+    ) -> None:
         self._catalog = catalog
         self._namespace = namespace
         self.name = f"{namespace}.headwater_{slug(stream_id)}"
         self._id = stream_id
         self.stored = StoredStream(stream_id)
+        self.known: dict[str, int] = {}
+        self._ends = ends
         self._table: Table | None = None
 
     def load(self) -> StoredStream:
@@ -55,7 +71,9 @@ class StateTable(Lead[DataFile]):
         current = self._table.current_snapshot()
         if current is None:
             return StoredStream(self._id)
-        return StoredStream.from_properties(properties_of(current))
+        said = properties_of(current)
+        self.known = json.loads(said.get(_ENDS, "{}"))
+        return StoredStream.from_properties(said)
 
     def take_over(self) -> StoredStream:
         """Begin the next epoch: no earlier writer can store anything from here on.
@@ -70,7 +88,7 @@ class StateTable(Lead[DataFile]):
                 found = self.load()  # another start may have made it, and stored something
             next_one = replace(found, epoch=found.epoch + 1)
             try:
-                self._write(next_one)
+                self._write(next_one, self.known)
             except CommitFailedException:
                 continue
             return self.stored
@@ -83,10 +101,10 @@ class StateTable(Lead[DataFile]):
             LakeWriterError: another writer has begun.
             LakeForeignWriteError: others change the table all the time.
         """
-        before = self.stored
+        before, ends = self.stored, self._ends(stored.state)
         for _ in range(_STARTS):
             try:
-                self._write(stored)
+                self._write(stored, ends)
             except CommitFailedException:  # others may have let its snapshots expire
                 found = self.load()
                 if found == stored:  # it was let in after all
@@ -155,11 +173,11 @@ class StateTable(Lead[DataFile]):
         except TableAlreadyExistsError:
             self._table = self._catalog.load_table(self.name)
 
-    def _write(self, stored: StoredStream) -> None:
+    def _write(self, stored: StoredStream, ends: Mapping[str, int]) -> None:
         assert self._table is not None, "take_over creates it"
         old = self._table.metadata.snapshots[: -_KEPT + 1]
         change = TableChange(self._table)
-        change.append((), stored.to_properties())
+        change.append((), {**stored.to_properties(), _ENDS: json.dumps(ends)})
         change.expire([one.snapshot_id for one in old])
         try:
             change.commit()

@@ -359,6 +359,23 @@ class StreamTable(LakeTable[DataFile]):
             "no snapshot of the block is left to go back to", table=self.name, block=state.number
         )
 
+    def check_follows(self, snapshot_id: int) -> None:
+        """Refuse a table that others have taken back to before a snapshot.
+
+        Where the snapshot has expired, behind files that others have rewritten, nothing tells. A
+        table that was made anew has none.
+        """
+        came = list(ancestors(self.stored))
+        if not came or any(one.snapshot_id == snapshot_id for one in came):
+            return
+        is_held = any(one.snapshot_id == snapshot_id for one in self.stored.metadata.snapshots)
+        if is_held or came[-1].parent_snapshot_id is None:
+            raise LakeForeignWriteError(
+                "others have taken the table back: make the snapshot current again",
+                table=self.name,
+                snapshot=snapshot_id,
+            )
+
     # --- maintenance ------------------------------------------------------------------------------
 
     @property

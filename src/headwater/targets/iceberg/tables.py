@@ -13,6 +13,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.table import Table as PyIcebergTable
 
+from headwater.core import PipeState
 from headwater.errors import (
     EvolveError,
     LakeForeignWriteError,
@@ -57,7 +58,7 @@ class StreamTables(LakeTables[DataFile]):
         self.stream_id = stream_id
         self.declared = declared
         self.open = {}
-        self.state = StateTable(catalog, settings.namespace, stream_id)
+        self.state = StateTable(catalog, settings.namespace, stream_id, self._ends)
 
     def load(self) -> StoredStream | None:
         """Read the state, then the tables; nothing is taken over."""
@@ -89,7 +90,15 @@ class StreamTables(LakeTables[DataFile]):
                 self.load()
             self.state.take_over()
         self._load_tables()
+        for name, end in self.state.known.items():
+            if name in self.open:
+                self.open[name].check_follows(end)
         return self.state.check()  # what was loaded is of no later writer, and commits build on it
+
+    def _ends(self, state: PipeState) -> dict[str, int]:
+        """Return the snapshot of each table that a state ends in."""
+        found = {name: table.landing(state) for name, table in self.open.items()}
+        return {name: one.snapshot_id for name, one in found.items() if one is not None}
 
     def check(self) -> object:
         """Refuse to go on if another writer of the stream has begun."""
