@@ -12,8 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict
 from threading import Lock
 from typing import Any, Literal
 
@@ -31,17 +30,17 @@ from headwater.core.messages import (
 )
 from headwater.metrics.facts import (
     BatchFacts,
-    BlockSeen,
     Counts,
     ForkSeen,
-    Sample,
     block_seconds,
     cursor_facts,
     in_words,
     newest,
     plain,
 )
+from headwater.metrics.gauges import CONNECTION, DATABASE, show_record, show_sources
 from headwater.metrics.instruments import REGISTRY, instruments
+from headwater.metrics.recent import RecentPast
 from headwater.portal import Notice, NoticeKind, SourceState
 
 logger = logging.getLogger("headwater.stream")
@@ -50,14 +49,9 @@ Status = Literal[
 ]
 Stage = Literal["recover", "read", "transform", "commit", "roll_back"]
 
-RECENT_BLOCKS = 200
-RECENT_FORKS = 50
 RECENT_PROFILES = 50
 RECENT_MESSAGES = 20
-SAMPLES = 600
-SAMPLE_S = 1.0
 STALL_S = 60.0  # that a database is away
-CONNECTION, DATABASE = "connection", "database"
 MANY = 10  # logs of another form, without a single row, that are told of
 UNREAD = 4  # committed batches whose rows may still be read, and counted
 NEAR = 20  # blocks behind the head up to which a stream counts as following it
@@ -95,10 +89,8 @@ class StreamRecord:
         self._lock = Lock()
         self._pending: list[BatchFacts] = []
         self._uncounted: list[BatchFacts] = []  # committed, and read by nobody yet
-        self._blocks: deque[BlockSeen] = deque(maxlen=RECENT_BLOCKS)
-        self._forks: deque[ForkSeen] = deque(maxlen=RECENT_FORKS)
+        self._past = RecentPast(wall)
         self._messages: deque[tuple[float, str]] = deque(maxlen=RECENT_MESSAGES)
-        self._samples: deque[Sample] = deque(maxlen=SAMPLES)
         self._profiles: deque[tuple[float, dict[Stage, float]]] = deque(maxlen=RECENT_PROFILES)
         self._spent: dict[Stage, float] = {}
         self._total_blocks = self._total_rows = 0
@@ -115,7 +107,7 @@ class StreamRecord:
         self._ahead_since: float | None = None
         self._stall_after_s = STALL_S
         self._sources: Callable[[], Sequence[SourceState]] = tuple
-        self._show()
+        show_record(self, self._meters)
 
     # --- told by the run --------------------------------------------------------------------------
 
@@ -141,18 +133,7 @@ class StreamRecord:
     def reads_from(self, sources: Callable[[], Sequence[SourceState]]) -> None:
         """Show the sources of a list, as they are whenever somebody looks."""
         self._sources = sources
-        meters = self._meters
-        for place, state in enumerate(sources()):
-            for gauge, value in (
-                (meters.source_in_use, _in_use),
-                (meters.source_good, _works),
-                (meters.source_head, _head_of),
-            ):
-                shown = partial(self._of_source, place, value)
-                gauge.labels(self.id, state.source).set_function(shown)
-
-    def _of_source(self, place: int, value: Callable[[SourceState], float]) -> float:
-        return value(self._sources()[place])
+        show_sources(self.id, sources, self._meters)
 
     def transformed(self, facts: BatchFacts) -> None:
         """Note a batch that waits for its commit."""
@@ -183,7 +164,9 @@ class StreamRecord:
                     self.status = "following" if self._ahead_since is None else "waiting"
                 case _:
                     pass
-            self._sample()
+            self._past.sample(
+                self.state.number, newest(self.head), self._total_blocks, self._total_rows
+            )
 
     def noticed(self, notice: Notice) -> None:
         """Count a retry or a stall of the portal's client."""
@@ -345,17 +328,17 @@ class StreamRecord:
     @property
     def last_fork(self) -> ForkSeen | None:
         """The newest fork that undid committed blocks."""
-        return self._forks[-1] if self._forks else None
+        return self._past.last_fork
 
     def speed(self) -> tuple[float, float]:
         """Return blocks and rows per second over the last minute of samples."""
         with self._lock:
-            return self._speed()
+            return self._past.speed()
 
     def snapshot(self) -> dict[str, Any]:
         """Return all of it as JSON can hold it. Called by the dashboard's threads."""
         with self._lock:
-            facts, (blocks_s, rows_s) = self.facts, self._speed()
+            facts, (blocks_s, rows_s) = self.facts, self._past.speed()
             is_near = self.status == "following"
             return {
                 "id": self.id,
@@ -387,11 +370,9 @@ class StreamRecord:
                 "missing_blocks": self._missing_blocks,
                 "values_unrepresentable": self._altered[0],
                 "outboxes": dict(self._outboxes),
-                "recent_blocks": [asdict(one) for one in self._blocks],
-                "recent_forks": [asdict(one) for one in self._forks],
+                **self._past.snapshot(),
                 "messages": [{"at": at, "text": text} for at, text in self._messages],
-                "samples": [asdict(one) for one in self._samples],
-                "sources": [asdict(one) for one in self._sources()],
+                "sources": [asdict(source) for source in self._sources()],
                 "error": self.error,
             }
 
@@ -440,12 +421,7 @@ class StreamRecord:
                 self._uncounted.append(facts)
             else:
                 self._count(facts, counts)
-            last, rows = facts.last, None if counts is None else counts.rows
-            self._blocks.append(
-                BlockSeen(
-                    last.number, last.hash, last.timestamp, rows, self._wall(), blocks=facts.blocks
-                )
-            )
+            self._past.committed(facts, None if counts is None else counts.rows)
             self.facts = facts
         self._pending = []
         meters.blocks.labels(self.id).inc(event.blocks)
@@ -456,7 +432,7 @@ class StreamRecord:
         self._spent = {}
         lag = self.lag_blocks
         self.status = "following" if lag is not None and lag <= NEAR else "backfilling"
-        self._heal(event.state.number)
+        self._past.reached(event.state.number)
 
     def _count(self, facts: BatchFacts, counts: Counts) -> None:
         """Count the rows of a committed batch."""
@@ -485,94 +461,19 @@ class StreamRecord:
                 self._count(facts, counts)
         self._uncounted = unread[-UNREAD:]
 
-    def _heal(self, number: int) -> None:
-        """Note that the stream is as far again as before its last forks."""
-        now = self._wall()
-        for at, fork in enumerate(self._forks):
-            if fork.healed_s is None and number >= fork.reached:
-                self._forks[at] = replace(fork, healed_s=now - fork.at)
-
     def _roll_back(self, event: RolledBack) -> None:
         self._pending.clear()
-        safe, orphaned = event.state.cursor, event.orphaned
-        lowest = -1 if safe is None else safe.number
-        undone = 0
-        for at, block in enumerate(self._blocks):
-            if block.number > lowest and not block.orphaned:
-                undone += block.rows or 0
-                self._blocks[at] = replace(block, orphaned=True)
-        depth = orphaned.number - lowest
+        fork = self._past.rolled_back(event, self._spent.get("roll_back", 0.0))
         meters = self._meters
         meters.forks.labels(self.id).inc()
         meters.sqd_forks.labels(self.id).inc()
-        meters.fork_depth.labels(self.id).observe(depth)
-        meters.rows_undone.labels(self.id).inc(undone)
+        meters.fork_depth.labels(self.id).observe(fork.depth)
+        meters.rows_undone.labels(self.id).inc(fork.rows_undone)
         self.fork_count += 1
-        spent = self._spent.get("roll_back", 0.0)
-        rule = event.resolution.rule.value
-        now = self._wall()
-        self._forks.append(
-            ForkSeen(now, str(orphaned), str(safe), depth, rule, undone, spent, orphaned.number)
-        )
-        self._say(f"a fork undid {in_words(depth, 'block')}, down to {safe}")
+        self._say(f"a fork undid {in_words(fork.depth, 'block')}, down to {fork.safe}")
 
     def _say(self, text: str) -> None:
         self._messages.append((self._wall(), text))
-
-    def _speed(self) -> tuple[float, float]:
-        recent = [sample for sample in self._samples if sample.at >= self._wall() - 60]
-        if len(recent) < 2 or recent[-1].at <= recent[0].at:
-            return 0.0, 0.0
-        first, last = recent[0], recent[-1]
-        seconds = last.at - first.at
-        return (last.blocks - first.blocks) / seconds, (last.rows - first.rows) / seconds
-
-    def _sample(self) -> None:
-        now = self._wall()
-        if len(self._samples) > 1 and now - self._samples[-2].at < SAMPLE_S:
-            self._samples.pop()  # the newest one moves on until a second is full
-        self._samples.append(
-            Sample(now, self.state.number, newest(self.head), self._total_blocks, self._total_rows)
-        )
-
-    def _show(self) -> None:
-        """Let the registry ask for positions and speeds when it is read, not at every block."""
-        meters, name = self._meters, self.id
-        for gauge, value in (
-            (meters.cursor, lambda: self.state.number),
-            (meters.head, lambda: newest(self.head, -1) or 0),
-            (meters.finalized, lambda: newest(Head(self.state.finalized), -1) or 0),
-            (meters.finality_unknown, lambda: self.finality_unknown_s or 0.0),
-            (meters.ahead_seconds, lambda: self.ahead_s),
-            (meters.lag_blocks, lambda: self.lag_blocks or 0),
-            (meters.lag_seconds, lambda: self.lag_seconds or 0.0),
-            (meters.hot_blocks, lambda: max(0, len(self.state.landing_points()) - 1)),
-            (meters.blocks_per_second, lambda: self.speed()[0]),
-            (meters.rows_per_second, lambda: self.speed()[1]),
-            (meters.sqd_current, lambda: self.state.number),
-            (meters.sqd_end, lambda: (self.facts and self.facts.to_block) or 0),
-            (meters.sqd_ratio, lambda: ((self.facts and self.facts.percent) or 0.0) / 100),
-            (meters.sqd_eta, lambda: (self.facts and self.facts.eta_s) or 0.0),
-        ):
-            gauge.labels(name).set_function(value)
-        meters.running.labels(name).set(1)
-        for counter in (meters.blocks, meters.rows, meters.commits, meters.forks):
-            counter.labels(name)
-        for reason in (CONNECTION, DATABASE):  # a rate needs a beginning
-            meters.retries.labels(name, reason)
-            meters.stalls.labels(name, reason)
-
-
-def _in_use(source: SourceState) -> float:
-    return float(source.in_use)
-
-
-def _works(source: SourceState) -> float:
-    return float(source.verdict in ("good", "unknown"))
-
-
-def _head_of(source: SourceState) -> float:
-    return -1 if source.head is None else source.head
 
 
 _records: dict[str, StreamRecord] = {}
