@@ -40,7 +40,7 @@ from tests.simulation.situations import Fault, Feature, Tally, cell, expected
 from tests.simulation.themes import theme_of
 from tests.simulation.world import World
 
-CHUNK = 10
+CHUNK = 4
 SHRINK_S = 60.0
 SAY_EVERY_S = 5.0
 MANY = 20_000  # worlds, after which every fault must have met every feature of every target
