@@ -70,8 +70,8 @@ def operate(world: Stage, do: Do, line: Line, dice: Random) -> None:
 
 def _intrude(world: Stage, line: Line) -> None:
     """Start a stream of another id on the tables of this one: it must be refused, unharmed."""
-    held = [rows for one in line.place.stored(line.shape) for rows in one.tables.values()]
-    if not any(held):
+    held = line.place.stored(line.shape)
+    if not any(rows for one in held for rows in one.tables.values()):
         return
     if any(one.is_paused for each in world.lines for one in each.alive):
         return  # it would wait for a lock
@@ -90,8 +90,9 @@ def _intrude(world: Stage, line: Line) -> None:
     if not other.actor.is_over:
         world.end(line, other)
     line.met.add(Feature.COLLISION)
-    after = [rows for one in line.place.stored(line.shape) for rows in one.tables.values()]
-    if after != held:
+    after = line.place.stored(line.shape)  # a process that the network held may have gone on
+    if any(one.tables != was.tables and one.cursor == was.cursor
+           for one, was in zip(after, held, strict=True)):  # fmt: skip
         raise DisagreementError(f"{other.name} has changed the tables of {line.shape.stream}")
     world.judge.look(line)
 
