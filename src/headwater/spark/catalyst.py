@@ -57,6 +57,14 @@ def rowless(session: SparkSession, schema: StructType) -> tuple[DataFrame, int]:
     return Classic(made, session), int(rows.id())
 
 
+def of_rows(session: SparkSession, rows: Any, schema: StructType) -> DataFrame:
+    """Return a DataFrame of an RDD of tuples, which Spark itself turns into columns."""
+    inner: Any = session
+    known = inner._jvm.SerDeUtil.toJavaArray(rows._to_java_object_rdd())
+    made = inner._jsparkSession.applySchemaToPythonRDD(known.rdd(), schema.json())
+    return Classic(made, session)
+
+
 def analyzed(frame: Any) -> Any:
     """Return the plan of a DataFrame; None of anything else."""
     inner = type(frame).__module__.startswith("pyspark.sql.classic")

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark import SparkContext, TaskContext
+from pyspark import RDD, SparkContext, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.udf import UserDefinedFunction
@@ -40,7 +40,7 @@ from headwater.spark.arrow_plan import ArrowPlan
 from headwater.spark.driver_rows import to_arrow
 from headwater.spark.entrance import driver_address
 from headwater.spark.frames import spark_schema
-from headwater.spark.parts import Part, Receipt, SpanReader, unpacked
+from headwater.spark.parts import Packed, Part, Receipt, SpanReader, unpacked
 from headwater.spark.relay import IpcSender, Relay, read_batches
 from headwater.spark.versions import described, is_connect
 
@@ -275,59 +275,88 @@ class _PartTask:
             made = list(self.function(batches, part.index))
             for _ in batches:
                 pass  # a receipt speaks of the whole part, also if the function wanted less
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, self.schema) as writer:
-                for batch in made:
-                    writer.write_batch(batch.cast(self.schema))
-            yield receipt.to_text(), sink.getvalue().to_pybytes()
+            yield receipt.to_text(), _written(made, self.schema)
 
 
-class PackedRows(DataFrameRows):
+class PackedRows(_Rows):
     """Rows of an output that Spark keeps packed: the task that works on them unpacks them."""
 
-    def __init__(self, frame: DataFrame, change: RowChange) -> None:
-        super().__init__(frame)
-        self._change = change
+    def __init__(self, kept: RDD[Packed], unpacking: Unpacking) -> None:
+        self._kept = kept
+        self._unpacking = unpacking
+
+    @property
+    def context(self) -> SparkContext:
+        """Where jobs run."""
+        return self._kept.context
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the rows."""
-        return self._change.schema
+        return self._unpacking.change.schema
+
+    @property
+    def reaches_driver(self) -> bool:
+        """A session that reads spans has its driver here."""
+        return True
 
     def select(self, names: Sequence[str]) -> PackedRows:
         """Return the same rows with fewer columns."""
-        return PackedRows(self._frame, self._change.select(names))
+        unpacking = self._unpacking
+        return PackedRows(self._kept, replace(unpacking, change=unpacking.change.select(names)))
 
     def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
         """Call a function with the batches of each part."""
-        return super().run(_Unpacked(function, Unpacking(self._change)), schema)
-
-    def pieces(self) -> Iterator[pa.RecordBatch]:
-        """Bring the rows to the driver in small batches."""
-        return _Rows.pieces(self)
+        task = _KeptTask(self._unpacking, function, schema)
+        described = described_job(self.context, "write rows that are kept")
+        with coded_failures(), described:
+            found = self._kept.mapPartitionsWithIndex(task).collect()
+        tables = [pa.ipc.open_stream(made).read_all() for made in found]
+        return pa.concat_tables([schema.empty_table(), *tables])
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:
-    """Makes rows of what Spark keeps of them. It pickles."""
+    """Makes rows of an output of what Spark keeps. It pickles."""
 
+    output: int
     change: RowChange
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, where Spark has made columns of what it keeps."""
+        for batch in batches:
+            outputs, rows = batch.columns
+            yield from self.of(
+                (output, packed.as_buffer())
+                for output, packed in zip(outputs.to_pylist(), rows, strict=True)
+            )
+
+    def of(self, kept: Iterable[tuple[int, Any]]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
-        yield from self.change(unpacked(batches))
+        own = (rows for output, rows in kept if output == self.output)
+        return self.change(batch for rows in own for batch in unpacked(rows))
 
 
 @dataclass(frozen=True, slots=True)
-class _Unpacked:
-    """Gives a function rows that come packed. It pickles."""
+class _KeptTask:
+    """Gives a function rows that are kept. It pickles, and runs on executors."""
 
-    function: PartFunction
     unpacking: Unpacking
+    function: PartFunction
+    schema: pa.Schema
 
-    def __call__(self, batches: Batches, part: int) -> Iterator[pa.RecordBatch]:
-        """Do the function's work on an executor."""
-        yield from self.function(self.unpacking(batches), part)
+    def __call__(self, part: int, kept: Iterable[Packed]) -> Iterator[bytes]:
+        """Yield what the function made of the rows of a part."""
+        yield _written(self.function(self.unpacking.of(kept), part), self.schema)
+
+
+def _written(batches: Batches, schema: pa.Schema) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch.cast(schema))
+    made: bytes = sink.getvalue().to_pybytes()
+    return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,11 @@ from headwater.spark.permits import Office, TaskPermits
 
 Item = TypeVar("Item")
 
-PACKED = pa.schema([("output", pa.int32()), ("rows", pa.binary()), ("receipt", pa.string())])
-"""Rows of all outputs of a part, a batch to a row; the receipt of the part is a row of its own."""
+Packed = tuple[int, bytes]
+"""A batch of rows as an Arrow stream, behind the place of its output; or the receipt of a part."""
+
+PACKED = pa.schema([("output", pa.int32()), ("rows", pa.binary())])
+RECEIPT = -1  # in the place of an output
 
 _OUTPUT = b"headwater.output"  # in the metadata of a batch: whose rows it has, if there are several
 
@@ -326,27 +329,21 @@ class SpanReader(ABC, Generic[Item]):
         """Yield the rows of one part; nobody asks for its receipt."""
         return self.rows(part, Receipt(part.index))
 
-    def packed(self, part: Part[Item]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all outputs of one part, and its receipt, as `PACKED` says."""
+    def packed(self, part: Part[Item]) -> Iterator[Packed]:
+        """Yield the rows of all outputs of one part, and its receipt."""
         receipt = Receipt(part.index)
         for batch in self.rows(part, receipt):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, batch.schema) as writer:
                 writer.write_batch(batch)
-            yield _packed(output=_output_of(batch), rows=sink.getvalue().to_pybytes())
-        yield _packed(receipt=receipt.to_text())
+            yield _output_of(batch), sink.getvalue().to_pybytes()
+        yield RECEIPT, receipt.to_text().encode()
 
 
-def _packed(**values: object) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([values], schema=PACKED)
-
-
-def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that were packed, from batches with a column of these. Copies nothing."""
-    for batch in batches:
-        for rows in batch.column("rows"):
-            for one in pa.ipc.open_stream(rows.as_buffer()):
-                yield one.replace_schema_metadata(None)
+def unpacked(rows: bytes | pa.Buffer) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that were packed. Copies nothing."""
+    for batch in pa.ipc.open_stream(rows):
+        yield batch.replace_schema_metadata(None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pyarrow as pa
-from pyspark import StorageLevel
+from pyspark import RDD, StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater.core import BlockRange, Density, block_count
 from headwater.decode import Output
-from headwater.errors import HeadwaterError, coded_line_first
+from headwater.errors import HeadwaterError
 from headwater.portal import (
     SAMPLES,
     Address,
@@ -30,6 +30,7 @@ from headwater.portal import (
     Timeouts,
     source_address,
 )
+from headwater.spark import catalyst
 from headwater.spark.arrow_plan import ArrowPlan
 from headwater.spark.executors import (
     ExecutorRows,
@@ -42,10 +43,12 @@ from headwater.spark.executors import (
     map_in_arrow,
     shown_parts,
 )
-from headwater.spark.frames import SpanFrame
+from headwater.spark.frames import SpanFrame, spark_schema
 from headwater.spark.partitions import plan_parts
 from headwater.spark.parts import (
     PACKED,
+    RECEIPT,
+    Packed,
     Part,
     PartReader,
     SpanReader,
@@ -78,12 +81,8 @@ class Span(ABC):
         self._reader = reader
         self._schemas = dict(schemas)
         self._report: SpanReport | None = None
-        self._kept: DataFrame | None = None
+        self._kept: RDD[Packed] | None = None
         self.frames = {name: SpanFrame(self, name, schema) for name, schema in schemas.items()}
-
-    @abstractmethod
-    def _load(self) -> DataFrame:
-        """Return the DataFrame of `PACKED` rows that the reader makes of the parts; no job."""
 
     @abstractmethod
     def _sum(self, receipts: Sequence[str]) -> SpanReport:
@@ -105,7 +104,7 @@ class Span(ABC):
         """What was read, if anything was."""
         return self._report
 
-    def keep(self) -> DataFrame:
+    def keep(self) -> RDD[Packed]:
         """Have executors read the range, unless they did, and keep its rows. Runs a Spark job."""
         if self._kept is None:
             described = described_job(self._spark.session, f"read {shown_parts(self.parts)}")
@@ -113,22 +112,24 @@ class Span(ABC):
                 self._kept = self._read()
         return self._kept
 
-    def _read(self) -> DataFrame:
+    def _read(self) -> RDD[Packed]:
         """Have executors read the range and keep its rows; compare the parts."""
-        rows = self._load().persist(StorageLevel.DISK_ONLY)
+        parts = [Part(index, blocks) for index, blocks in enumerate(self.parts)]
+        spread = self._spark.context.parallelize(parts, len(parts))
+        kept = spread.mapPartitions(_Pack(self._reader)).persist(StorageLevel.DISK_ONLY)
         try:
-            found = rows.where("receipt is not null").select("receipt").toArrow()
-            self._compare(found.column(0).to_pylist())
+            self._compare(kept.mapPartitions(_receipts).collect())
         except BaseException:
-            rows.unpersist()
+            kept.unpersist()
             raise
-        return rows
+        return kept
 
     def dataframe(self, name: str, plans: Sequence[ArrowPlan] = ()) -> DataFrame:
         """Return what plans make of an output's rows, as a DataFrame over what is kept."""
         change = self._change(name, plans)
         schema = pa.schema([one.with_nullable(True) for one in change.schema])
-        return map_in_arrow(self._packed(name), Unpacking(change), schema)
+        kept = catalyst.of_rows(self._spark.session, self.keep(), spark_schema(PACKED))
+        return map_in_arrow(kept, Unpacking(self._place(name), change), schema)
 
     def _change(self, name: str, plans: Sequence[ArrowPlan]) -> RowChange:
         return RowChange(plans[-1].schema if plans else self._schemas[name], tuple(plans))
@@ -139,11 +140,10 @@ class Span(ABC):
         if self._kept is None and len(self._schemas) == 1 and not self._spark.is_remote:
             context = self._spark.context
             return SpanRows(context, self._reader, self.parts, self._compare, change)
-        return PackedRows(self._packed(name), change)
+        return PackedRows(self.keep(), Unpacking(self._place(name), change))
 
-    def _packed(self, name: str) -> DataFrame:
-        output = list(self._schemas).index(name)
-        return self.keep().where(f"output = {output}").select("rows")
+    def _place(self, name: str) -> int:
+        return list(self._schemas).index(name)
 
     def release(self) -> None:
         """Give up what is kept. May be repeated; frames can still be used, and are read again."""
@@ -170,16 +170,6 @@ class PortalSpan(Span):
     def block_range(self) -> BlockRange:
         """The range, which the parts cover."""
         return BlockRange(self.parts[0].from_block, self.parts[-1].to_block)
-
-    def _load(self) -> DataFrame:
-        """Return the DataFrame that reads the parts, one task each.
-
-        Spark is given the numbers of the parts, one to a partition, and a function that knows the
-        rest. A data source in Python would start three more Python processes before the first task,
-        and its options, credentials among them, stand in plans.
-        """
-        numbers = self._spark.session.range(0, len(self.parts), 1, len(self.parts))
-        return map_in_arrow(numbers, _ReadParts(self._reader, self.parts), PACKED)
 
     def _sum(self, receipts: Sequence[str]) -> SpanReport:
         complete = self._reader.query.include_all_blocks
@@ -249,15 +239,19 @@ def read_span(
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadParts:
-    """Reads the parts whose numbers it is given. It pickles, and runs on executors."""
+class _Pack:
+    """Reads parts and packs their rows. It pickles, and runs on executors."""
 
     reader: SpanReader[Any]
-    parts: tuple[BlockRange, ...]
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the parts of one partition, packed."""
-        with coded_line_first():
-            for batch in batches:
-                for index in batch.column(0).to_pylist():
-                    yield from self.reader.packed(Part(index, self.parts[index]))
+    def __call__(self, parts: Iterable[Part[Any]]) -> Iterator[Packed]:
+        """Yield the rows of the parts of one partition, and what is said of their reading."""
+        for part in parts:
+            yield from self.reader.packed(part)
+
+
+def _receipts(packed: Iterable[Packed]) -> Iterator[str]:
+    """Yield what tasks say of their reading."""
+    for output, said in packed:
+        if output == RECEIPT:
+            yield said.decode()

@@ -8,19 +8,16 @@ tried again give the same rows, because the bytes are a part of the task.
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from headwater.core import BlockHeader
 from headwater.decode import Decoded
-from headwater.spark.executors import map_in_arrow
 from headwater.spark.parts import (
-    PACKED,
     Part,
     Receipt,
     SpanReader,
@@ -33,7 +30,6 @@ from headwater.substreams.messages import ModuleOutput, OutputDecoder
 
 FAR_BYTES = 4 << 20  # of outputs, below which a job costs more than decoding here
 Held = tuple[ModuleOutput, ...]
-_HANDED = pa.schema([("part", pa.int32()), ("outputs", pa.binary())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +62,6 @@ class OutputSpan(Span):
         parts = split(outputs, spark.parallelism)
         super().__init__(spark, OutputReader(decoder), decoder.schemas, parts)
 
-    def _load(self) -> DataFrame:
-        handed = [pickle.dumps(part, pickle.HIGHEST_PROTOCOL) for part in self.parts]
-        rows = pa.table([pa.array(range(len(handed)), pa.int32()), handed], schema=_HANDED)
-        frame = self._spark.session.createDataFrame(rows)
-        return map_in_arrow(frame, _Reading(self._reader), PACKED)
-
     def _sum(self, receipts: Sequence[str]) -> SpanReport:
         found = [msgspec.json.decode(one, type=Receipt) for one in receipts]
         rows = dict.fromkeys(self.frames, 0)
@@ -80,18 +70,6 @@ class OutputSpan(Span):
                 rows[name] += count
         sizes = (sum(one.blocks for one in found), sum(one.bytes_read for one in found))
         return SpanReport(*sizes, self.parts[-1][-1].clock.cursor, rows, {}, {})
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Reads parts that come as rows of bytes. It pickles, and runs on executors."""
-
-    reader: SpanReader[Held]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index, held in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
-                yield from self.reader.packed(Part(index, pickle.loads(held)))
 
 
 def split(outputs: Sequence[ModuleOutput], parts: int) -> list[Held]:
