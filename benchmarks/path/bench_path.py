@@ -167,7 +167,7 @@ class Bench:
 
     def _place(self) -> str:
         """Return the address of the target: a new file or database for each process."""
-        place = self.address.format(uuid4().hex)
+        place = self.address.format(f"b{uuid4().hex}")
         if self.kind == "postgres":
             with psycopg.connect(self.address.format("postgres"), autocommit=True) as link:
                 link.execute(f"CREATE DATABASE {place.rpartition('/')[2]}")
@@ -250,7 +250,7 @@ def run(kind: str, options: argparse.Namespace) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         address = str(folder / "{}.duckdb")
         if kind == "postgres":
-            address = stack.enter_context(postgres_server()).rpartition("/")[0] + "/b{}"
+            address = stack.enter_context(postgres_server()).rpartition("/")[0] + "/{}"
         if kind == "clickhouse":
             address = stack.enter_context(clickhouse_server())
         portal = stack.enter_context(template_portal(blocks, PER_BLOCK))
