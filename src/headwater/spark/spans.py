@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater.core import BlockRange, Density, block_count
 from headwater.decode import Output
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, coded_line_first
 from headwater.portal import (
     SAMPLES,
     Address,
@@ -33,6 +33,7 @@ from headwater.portal import (
 from headwater.spark import catalyst
 from headwater.spark.arrow_plan import ArrowPlan
 from headwater.spark.executors import (
+    DataFrameRows,
     ExecutorRows,
     PackedRows,
     RowChange,
@@ -81,7 +82,7 @@ class Span(ABC):
         self._reader = reader
         self._schemas = dict(schemas)
         self._report: SpanReport | None = None
-        self._kept: RDD[Packed] | None = None
+        self._kept: RDD[Packed] | DataFrame | None = None
         self.frames = {name: SpanFrame(self, name, schema) for name, schema in schemas.items()}
 
     @abstractmethod
@@ -104,7 +105,7 @@ class Span(ABC):
         """What was read, if anything was."""
         return self._report
 
-    def keep(self) -> RDD[Packed]:
+    def keep(self) -> RDD[Packed] | DataFrame:
         """Have executors read the range, unless they did, and keep its rows. Runs a Spark job."""
         if self._kept is None:
             described = described_job(self._spark.session, f"read {shown_parts(self.parts)}")
@@ -112,8 +113,10 @@ class Span(ABC):
                 self._kept = self._read()
         return self._kept
 
-    def _read(self) -> RDD[Packed]:
+    def _read(self) -> RDD[Packed] | DataFrame:
         """Have executors read the range and keep its rows; compare the parts."""
+        if self._spark.is_remote:
+            return self._read_by_session()
         parts = [Part(index, blocks) for index, blocks in enumerate(self.parts)]
         spread = self._spark.context.parallelize(parts, len(parts))
         kept = spread.mapPartitions(_Pack(self._reader)).persist(StorageLevel.DISK_ONLY)
@@ -124,11 +127,26 @@ class Span(ABC):
             raise
         return kept
 
+    def _read_by_session(self) -> DataFrame:
+        """Do the same where all that there is of Spark is a session."""
+        numbers = self._spark.session.range(0, len(self.parts), 1, len(self.parts))
+        kept = map_in_arrow(numbers, _PackNumbered(_Pack(self._reader), self.parts), PACKED)
+        kept = kept.persist(StorageLevel.DISK_ONLY)
+        try:
+            receipts = kept.where(f"output = {RECEIPT}").select("rows").toArrow()
+            self._compare([said.decode() for said in receipts.column(0).to_pylist()])
+        except BaseException:
+            kept.unpersist()
+            raise
+        return kept
+
     def dataframe(self, name: str, plans: Sequence[ArrowPlan] = ()) -> DataFrame:
         """Return what plans make of an output's rows, as a DataFrame over what is kept."""
         change = self._change(name, plans)
         schema = pa.schema([one.with_nullable(True) for one in change.schema])
-        kept = catalyst.of_rows(self._spark.session, self.keep(), spark_schema(PACKED))
+        kept = self.keep()
+        if isinstance(kept, RDD):
+            kept = catalyst.of_rows(self._spark.session, kept, spark_schema(PACKED))
         return map_in_arrow(kept, Unpacking(self._place(name), change), schema)
 
     def _change(self, name: str, plans: Sequence[ArrowPlan]) -> RowChange:
@@ -140,7 +158,10 @@ class Span(ABC):
         if self._kept is None and len(self._schemas) == 1 and not self._spark.is_remote:
             context = self._spark.context
             return SpanRows(context, self._reader, self.parts, self._compare, change)
-        return PackedRows(self.keep(), Unpacking(self._place(name), change))
+        kept = self.keep()
+        if isinstance(kept, RDD):
+            return PackedRows(kept, Unpacking(self._place(name), change))
+        return DataFrameRows(self.dataframe(name, plans))
 
     def _place(self, name: str) -> int:
         return list(self._schemas).index(name)
@@ -248,6 +269,23 @@ class _Pack:
         """Yield the rows of the parts of one partition, and what is said of their reading."""
         for part in parts:
             yield from self.reader.packed(part)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackNumbered:
+    """Does so with the numbers of parts, as Spark hands them to functions over batches."""
+
+    pack: _Pack
+    parts: tuple[Any, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what is kept of the parts of one partition."""
+        with coded_line_first():
+            for batch in batches:
+                numbers = batch.column(0).to_pylist()
+                for output, rows in self.pack(Part(at, self.parts[at]) for at in numbers):
+                    made = {"output": output, "rows": rows}
+                    yield pa.RecordBatch.from_pylist([made], schema=PACKED)
 
 
 def _receipts(packed: Iterable[Packed]) -> Iterator[str]:
