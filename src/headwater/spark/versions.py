@@ -14,6 +14,8 @@ import pyspark
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas import functions
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from headwater.decode.columns.integers import with_spark_metadata
 from headwater.errors import SparkVersionError
@@ -76,6 +78,15 @@ def described(schema: pa.Schema, frame: DataFrame) -> pa.Schema:
     if OURS >= ARROW_METADATA and not is_connect(frame):
         return schema
     known = zip(schema, frame.schema, strict=True)
+    return pa.schema([with_spark_metadata(field, of.metadata) for field, of in known])
+
+
+def arrow_columns(schema: StructType) -> pa.Schema:
+    """Return columns of Spark in Arrow, with times in UTC and the metadata that Spark has."""
+    zoned: dict[str, Any] = (
+        {"timezone": "UTC"} if OURS >= ARROW_METADATA else {}
+    )  # before, it is UTC by itself
+    known = zip(to_arrow_schema(schema, **zoned), schema.fields, strict=True)
     return pa.schema([with_spark_metadata(field, of.metadata) for field, of in known])
 
 

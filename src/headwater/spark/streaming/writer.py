@@ -21,13 +21,12 @@ from uuid import uuid4
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import datasource as spark
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headwater.decode.columns.integers import with_spark_metadata
 from headwater.errors import SourceOptionError, coded_line_first
 from headwater.spark.options import Options
 from headwater.spark.streaming.folder import open_files
+from headwater.spark.versions import arrow_columns
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -101,14 +100,7 @@ def plan_write(options: Options, schema: StructType, *, replaces: bool) -> Write
         options.get("id", table),
         keys,
         options.get("staging"),
-        pa.schema(
-            [
-                with_spark_metadata(field, of.metadata)
-                for field, of in zip(
-                    to_arrow_schema(schema, timezone="UTC"), schema.fields, strict=True
-                )
-            ]
-        ),
+        arrow_columns(schema),
     )
 
 
