@@ -33,7 +33,8 @@ from headwater.stream.substreams import SubstreamsStream, substreams_stream
 from headwater.substreams.client import SubstreamsClient
 from headwater.substreams.cursors import CursorLog
 from headwater.substreams.messages import OutputDecoder, SessionInit
-from headwater.substreams.source import SubstreamsSource, decode_pieces
+from headwater.substreams.pieces import decode_pieces
+from headwater.substreams.source import SubstreamsSource
 
 
 @dataclass(frozen=True, slots=True)

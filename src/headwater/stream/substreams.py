@@ -61,7 +61,8 @@ try:
     from headwater.substreams.messages import Message, OutputDecoder, Outputs, Progress
     from headwater.substreams.outputs import decoder_of
     from headwater.substreams.package import Package
-    from headwater.substreams.source import Piece, SubstreamsSource, ahead_of, decode_pieces
+    from headwater.substreams.pieces import Piece, ahead_of, decode_pieces
+    from headwater.substreams.source import SubstreamsSource
     from headwater.substreams.spans import FAR_BYTES, OutputSpan, has_executors
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("grpc", "google"):

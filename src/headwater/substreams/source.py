@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
 from threading import Condition, Thread
 from typing import Any
 
@@ -43,66 +42,19 @@ from headwater.substreams.cursors import CursorLog
 from headwater.substreams.messages import (
     Message,
     ModuleOutput,
-    OutputDecoder,
     Outputs,
     Progress,
     SessionInit,
     UndoSignal,
 )
+from headwater.substreams.pieces import Made, Piece, Tables
 
-Tables = Mapping[str, pa.Table]
 Decode = Callable[[Sequence[ModuleOutput]], Tables]
 Prepare = Callable[[Mapping[str, pa.Table]], Any]
 AHEAD_BYTES = 32 << 20  # of messages that wait for the loop
 TOGETHER_BLOCKS, TOGETHER_BYTES = 2000, 16 << 20  # handed out at once: an index likes many rows
 DECODED_BLOCKS, DECODED_BYTES = 500, 4 << 20  # decoded at once: caches hold as much
 IDLE_S = 1.0  # without a message at the head: time for what waits by the clock
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Made:
-    """What was made of outputs as they arrived: their tables, and what the target has prepared."""
-
-    outputs: int
-    tables: Tables
-    ahead: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """An output on its way through the loop: the line of its block.
-
-    `made` is what was made of it as it arrived, together with its neighbours.
-    """
-
-    output: ModuleOutput
-    made: Made | None = None
-
-    def __len__(self) -> int:
-        return len(self.output.value)
-
-
-def ahead_of(pieces: Sequence[Piece]) -> Any:
-    """Return what the target has prepared of these outputs, all of them and no others."""
-    made = pieces[0].made if pieces else None
-    whole = made is not None and made.outputs == len(pieces)
-    return made.ahead if made is not None and whole and made is pieces[-1].made else None
-
-
-def decode_pieces(pieces: Sequence[Piece], decoder: OutputDecoder) -> Tables:
-    """Return the tables of outputs; what was decoded as it arrived is not decoded again."""
-    tables: list[Tables] = []
-    for made, several in groupby(pieces, lambda piece: piece.made):
-        outputs = [piece.output for piece in several]
-        if made is not None and made.outputs == len(outputs):
-            tables.append(made.tables)
-        else:  # only a part of them was handed out
-            tables.append(decoder.decode(outputs))
-    if len(tables) == 1:
-        return tables[0]
-    if not tables:
-        return decoder.decode([])
-    return {name: pa.concat_tables([one[name] for one in tables]) for name in decoder.schemas}
 
 
 class SubstreamsSource:
