@@ -17,11 +17,12 @@ from headwater.core import (
     BlockHeader,
     BlockRange,
     Blocks,
+    Fork,
     PipeState,
     SpanLimits,
     clip_ranges,
 )
-from headwater.errors import HeadwaterError
+from headwater.errors import FinalizedForkError, HeadwaterError
 from headwater.pipeline import Event, Host, Pipeline, Raw, Settled, Source
 from headwater.portal import PortalClient, PortalSource, Transport
 from headwater.query import plan_requests
@@ -310,6 +311,8 @@ class Scenario(Host[Rows]):
         for answer in self._client.read(self._query, batch.data.block_range, finalized=True):
             if isinstance(answer, Blocks):
                 yield from zip(answer.headers, answer.lines, strict=True)
+            if isinstance(answer, Fork):
+                raise FinalizedForkError("a fork among final blocks", sample=answer.previous_blocks)
 
     def transform(self, batch: Batch[Raw]) -> Batch[Rows]:
         """Keep the rows of each block, by the block's hash."""
@@ -337,7 +340,7 @@ class Scenario(Host[Rows]):
         self._tally.errors[error.code] += 1
         if self.state != before:
             raise DisagreementError(f"{error.code} changed the state") from error
-        if error.code in BAD_DATA or error.code == "E1004":
+        if error.code in {*BAD_DATA, FinalizedForkError.code} or error.code == "E1004":
             return
         if error.code == "E3010" and self._keeps is not None:
             self._stuck = before.finalized is None  # else an executor came too late

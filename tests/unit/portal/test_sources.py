@@ -517,3 +517,14 @@ def test_lines_of_an_answer_arrive_as_they_were_sent() -> None:
     bodies = [b"".join(one.chunks()) for one in (with_list, alone)]
     assert bodies[0] == bodies[1]
     assert len(LineSplitter().feed(bodies[0])) == 10
+
+
+def test_a_fork_among_final_blocks_is_no_answer_while_another_source_has_them() -> None:
+    chain = grown()
+    rig = Rig([PortalSim(chain, surface="hotblocks"), PortalSim(chain, seed=1)])
+    rig.portals[0].replicas[0].freeze()
+    chain.fork(10, 15)
+    chain.finalize(58)
+    ours = chain.canonical(55, 55)[0].cursor
+    assert rig.read(56, 58, ours, finalized=True) == hashes_of(chain, 56, 58)
+    assert rig.used == 1

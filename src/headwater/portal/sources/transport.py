@@ -230,6 +230,10 @@ class SourcesTransport:
                 self._lacks(index, request, str(error.message))
                 lacking = lacking or error
             else:
+                if response.status == _FORK and need.final_only:
+                    refusals.append(_whole(response))
+                    self._fail(index, "it reports a fork among final blocks")
+                    continue
                 if response.status < _BAD_REQUEST or response.status == _FORK:
                     return self._used(index, response, need)
                 refusals.append(self._refused(index, _whole(response), request))
