@@ -411,3 +411,25 @@ def test_a_table_that_others_take_back_while_nobody_writes_is_refused_until_it_i
     rig.block(7, log(7, "next"), final=6)
     rig.check()
     again.close()
+
+
+@pytest.mark.guarantee("LAKE-5")
+def test_a_fork_after_a_start_takes_back_rows_that_others_have_rewritten_before_it(
+    tmp_path: Path,
+) -> None:
+    """The start commits on top of a snapshot that says no block."""
+    rig = start(tmp_path)
+    for number in range(1, 5):
+        rig.block(number, log(number, number), upsert(balance("all", "t", number)), final=1)
+    for name in (LOG, BALANCES):
+        rewrite(tmp_path, name)
+    for back in (3, 2):
+        rig.target.close()
+        rig.target = make(tmp_path)
+        assert rig.target.recover() == rig.state
+        rig.check()
+        rig.roll_back(back)
+        rig.check()
+    rig.block(3, log(3, "other"), branch="b", final=1)
+    rig.check()
+    rig.target.close()

@@ -314,13 +314,22 @@ class StreamTable(LakeTable[DataFile]):
             change.go_back(way)
         if claim:
             self._floor = stored.state.undo_floor
-            found = {} if way is None else properties_of(way)
+            found = self._said_up_to(way)
             kept = {name: found[name] for name in (BLOCK, HASH) if name in found}
             said = position(stored.stream_id, stored.epoch, stored.state)
             change.append((), {**said, BLOCK: str(NEVER), **kept})
         self.forget()
         self._let_in(change)
         return back
+
+    def _said_up_to(self, snapshot: Snapshot | None) -> Mapping[str, str]:
+        """Return what the stream's newest commit up to a snapshot says; others may have rewritten
+        files since.
+        """
+        held = {one.snapshot_id: one for one in self.stored.metadata.snapshots}
+        while snapshot is not None and BLOCK not in properties_of(snapshot):
+            snapshot = held.get(snapshot.parent_snapshot_id or -1)
+        return {} if snapshot is None else properties_of(snapshot)
 
     def forget_up_to(self, floor: int) -> None:
         """Note from where forks can take blocks: snapshots below may expire."""
