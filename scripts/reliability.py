@@ -142,7 +142,7 @@ def _soak() -> str:
     pauses = sum(number for name, number in met.items() if name.startswith("paused in"))
     cuts = met["database's answer cut"] + met["statement cut on its way to a database"]
     mended = ", ".join(map(str, found["mended"]))
-    again = f" What differed was played again once the cause was mended: {mended}."
+    again = f" Worlds that differed were played again once the cause was mended: {mended}."
     lines = [
         "## Whole-system worlds",
         "",
