@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from headwater.errors import LakeSchemaError, LakeStorageError, SparkTableError
 from headwater.spark.driver_rows import from_arrow
-from headwater.spark.executors import coded_failures
+from headwater.spark.failures import coded_failures
 from headwater.spark.frames import LikeDataFrame, spark_schema
 from headwater.spark.session import active_session
 

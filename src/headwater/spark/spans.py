@@ -39,11 +39,11 @@ from headwater.spark.executors import (
     RowChange,
     SpanRows,
     Unpacking,
-    coded_failures,
     described_job,
     map_in_arrow,
     shown_parts,
 )
+from headwater.spark.failures import coded_failures
 from headwater.spark.frames import SpanFrame, spark_schema
 from headwater.spark.partitions import plan_parts
 from headwater.spark.parts import (
