@@ -12,10 +12,10 @@ with the first source of the list.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Thread
 from typing import Protocol
 
@@ -31,8 +31,15 @@ from headwater.errors import (
     NodeLacksError,
     TransportError,
 )
-from headwater.portal.outage import Notice, NoticeKind, Observer, log_notice, read_body
+from headwater.portal.outage import Notice, NoticeKind, Observer, log_notice
 from headwater.portal.sources.addresses import Sources
+from headwater.portal.sources.answers import (
+    WatchedAnswer,
+    WholeAnswer,
+    decode_position,
+    query_number,
+    read_whole,
+)
 from headwater.portal.sources.examine import Findings, Known, examine, in_short
 from headwater.portal.sources.standing import Need, Panel, Patience, SourceState, Verdict
 from headwater.portal.transport import Request, Response, Timeouts, Transport
@@ -42,7 +49,6 @@ PROBE_S = 5.0  # that a probe waits for each of its answers
 GRACE_S = 3.0  # that a start waits for the other sources, once one has answered
 _LOOK_S = 0.02
 _GOOD, _NOTHING_NEW, _BAD_REQUEST, _ABSENT, _FORK = 200, 204, 400, 404, 409
-_PLACES = frozenset({"fromBlock", "toBlock", "parentBlockHash"})
 _QUESTIONS = ("head", "finalized-head")
 
 
@@ -70,23 +76,6 @@ def in_a_thread(work: Callable[[], Findings]) -> Future[Findings]:
 
     Thread(target=run, name="headwater-source", daemon=True).start()
     return future
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """A small answer that was read to its end: a refusal is shown if no source does better."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes = b""
-    is_question: bool = False
-    may_change: bool = False
-
-    def chunks(self) -> Iterator[bytes]:
-        yield self.body
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class SourcesTransport:
@@ -146,7 +135,7 @@ class SourcesTransport:
             return self._metadata()
         if request.body is None and route not in _QUESTIONS:
             # whether a source finds blocks by their time must not change with the source
-            return _Whole(_ABSENT, {}, b"a list of sources finds no block by time")
+            return WholeAnswer(_ABSENT, {}, b"a list of sources finds no block by time")
         return self._ask(request, self._need(request, final_only=route.startswith("finalized")))
 
     def abort(self) -> None:
@@ -195,16 +184,16 @@ class SourcesTransport:
     def _need(self, request: Request, *, final_only: bool) -> Need:
         if request.body is None:
             return Need(final_only=final_only)
-        position = _decode_position(request.body)
+        position = decode_position(request.body)
         if self._known.network is None:
             self._known = replace(self._known, network=position.type)
         refused = any(standing.lacks for standing in self._panel.standings)
-        query = _query_number(request.body) if refused else None
+        query = query_number(request.body) if refused else None
         return Need(position.from_block, final_only, query)
 
     def _ask(self, request: Request, need: Need) -> Response:
         """Ask one source after the other until one answers."""
-        refusals: list[_Whole] = []
+        refusals: list[WholeAnswer] = []
         lacking: NodeLacksError | None = None
         broke = False
         for index in self._panel.order(self._clock(), need):
@@ -220,7 +209,7 @@ class SourcesTransport:
             try:
                 response = self._transports[index].send(request)
                 if request.body is None and response.status == _GOOD:
-                    response = self._heard(index, request, _whole(response))
+                    response = self._heard(index, request, read_whole(response))
             except (TransportError, MalformedAnswerError) as error:
                 if self._aborted:
                     raise
@@ -231,16 +220,16 @@ class SourcesTransport:
                 lacking = lacking or error
             else:
                 if response.status == _FORK and need.final_only:
-                    refusals.append(_whole(response))
+                    refusals.append(read_whole(response))
                     self._fail(index, "it reports a fork among final blocks")
                     continue
                 if response.status < _BAD_REQUEST or response.status == _FORK:
                     return self._used(index, response, need)
-                refusals.append(self._refused(index, _whole(response), request))
+                refusals.append(self._refused(index, read_whole(response), request))
         return self._in_vain(refusals, lacking, broke=broke)
 
     def _in_vain(
-        self, refusals: list[_Whole], lacking: NodeLacksError | None, *, broke: bool
+        self, refusals: list[WholeAnswer], lacking: NodeLacksError | None, *, broke: bool
     ) -> Response:
         """Say that no source answers, or why none ever will."""
         reasons = "; ".join(f"{one.source}: {one.reason or one.verdict}" for one in self.states())
@@ -257,7 +246,7 @@ class SourcesTransport:
             raise lacking
         return refusals[0]
 
-    def _heard(self, index: int, request: Request, answer: _Whole) -> _Whole:
+    def _heard(self, index: int, request: Request, answer: WholeAnswer) -> WholeAnswer:
         """Note the head that a source names; without one there is no finality yet."""
         is_final = request.route == "finalized-head"
         head = read_head_answer(answer.body)
@@ -271,7 +260,7 @@ class SourcesTransport:
         )
         return answer
 
-    def _refused(self, index: int, answer: _Whole, request: Request) -> _Whole:
+    def _refused(self, index: int, answer: WholeAnswer, request: Request) -> WholeAnswer:
         """Note why a source does not answer."""
         said, status = explain(answer.body, 200), answer.status
         standing = self._panel.standings[index]
@@ -293,7 +282,7 @@ class SourcesTransport:
         """Remember a query that a source refuses."""
         assert request.body is not None, "only a query is refused"
         standing = self._panel.standings[index]
-        standing.lacks[_query_number(request.body)] = said
+        standing.lacks[query_number(request.body)] = said
         self._tell_of(index, f"{standing.name} does not answer the query: {said}")
 
     def _used(self, index: int, response: Response, need: Need) -> Response:
@@ -320,7 +309,7 @@ class SourcesTransport:
             return response
         if response.status == _NOTHING_NEW and not need.final_only:
             panel.sent(index, now, need.first, blocks=False)
-        return _Watched(response, self, index, need)
+        return WatchedAnswer(response, self, index, need)
 
     def delivered(self, index: int, need: Need, *, blocks: bool) -> None:
         """Note whether blocks came in the body of an answer. Called by the response."""
@@ -444,7 +433,7 @@ class SourcesTransport:
             "start_block": min(one.start_block for one in described),
             "metadata": details,
         }
-        return _Whole(200, {}, msgspec.json.encode(answer))
+        return WholeAnswer(200, {}, msgspec.json.encode(answer))
 
     def _described(self) -> list[Dataset]:
         standings = self._panel.standings
@@ -462,62 +451,6 @@ class SourcesTransport:
                 reason=foreign[0].foreign,
             )
         self._began = bool(self._described())
-
-
-class _Watched:
-    """An answer with blocks: whether any came, and whether it broke, tells of its source."""
-
-    def __init__(
-        self, response: Response, sources: SourcesTransport, index: int, need: Need
-    ) -> None:
-        self._response = response
-        self._sources = sources
-        self._index = index
-        self._need = need
-        self.status = response.status
-        self.headers: Mapping[str, str] = response.headers
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the body as it arrives."""
-        blocks = False
-        try:
-            for chunk in self._response.chunks():
-                if not blocks and chunk.strip():
-                    blocks = True
-                    self._sources.delivered(self._index, self._need, blocks=True)
-                yield chunk
-        except TransportError as error:
-            self._sources.broke(self._index, error)
-            raise
-        if not blocks and self.status == 200:
-            self._sources.delivered(self._index, self._need, blocks=False)
-
-    def close(self) -> None:
-        """Close the answer."""
-        self._response.close()
-
-
-class _Position(msgspec.Struct, rename="camel"):
-    type: str | None = None
-    from_block: int | None = None
-
-
-_decode_position = msgspec.json.Decoder(_Position).decode
-
-
-def _query_number(body: bytes) -> int:
-    """Return a number that a query has wherever it begins and ends."""
-    query = msgspec.json.decode(body)
-    kept = {name: part for name, part in query.items() if name not in _PLACES}
-    return hash(msgspec.json.encode(kept, order="deterministic"))
-
-
-def _whole(response: Response) -> _Whole:
-    """Read an answer that is small to its end."""
-    if isinstance(response, _Whole):
-        return response
-    with closing(response):
-        return _Whole(response.status, response.headers, read_body(response))
 
 
 def _limits(timeouts: Timeouts) -> tuple[float, float, float]:
