@@ -59,7 +59,7 @@ def test_a_run_shows_no_planted_secret_anywhere(tmp_path: Path) -> None:
     assert "no error" not in seen
     events = "".join(one.read_text() for one in (tmp_path / "events").rglob("*") if one.is_file())
     assert "SparkListenerSQLExecutionStart" in events
-    assert "portal_env" in ran.stderr, "a warning names the way to hide an address from Spark"
+    assert "portalEnv" in ran.stderr, "a warning names the way to hide an address from Spark"
     basic = base64.b64encode(f"{user}:{password}".encode()).decode()
     keys = [lake_places.ACCESS_KEY, lake_places.SECRET_KEY]
     secrets = [*PASSWORDS.values(), *keys, quote(PASSWORDS["key"], safe=""), basic]
