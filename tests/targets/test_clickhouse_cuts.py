@@ -31,7 +31,7 @@ def url() -> str:
 
 @pytest.fixture
 def proxy(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[CuttingProxy]:
-    monkeypatch.setattr("headwater.targets.patience._FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr("headwater.targets.database._FIRST_DELAY_S", 0.0)
     made = CuttingProxy(url)
     yield made
     made.stop()

@@ -131,7 +131,7 @@ class _Inserts:
                 the table cannot do it.
             UnknownTableError: the database has no such table.
         """
-        from headwater.targets.clickhouse import table as clickhouse_table
+        from headwater.targets.clickhouse import Table
         from headwater.targets.clickhouse.staging import refuse_computed
 
         changes = to_arrow(data[CHANGES])
@@ -152,7 +152,7 @@ class _Inserts:
                     f"ALTER TABLE `{name}` ADD COLUMN IF NOT EXISTS `{BLOCK_NUMBER}` UInt64"
                 )
                 self._lacking.discard(name)
-            store.declare(clickhouse_table(name, block_column=BLOCK_NUMBER))
+            store.declare(Table(name, block_column=BLOCK_NUMBER))
             store.insert(name, rows)
 
 
