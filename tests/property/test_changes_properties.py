@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headwater.changes import CHANGES_SCHEMA, FOLDED_SCHEMA, Changes, fold
-from headwater.changes.one_key import Chain
+from headwater.changes.fold import Chain
 from headwater.errors import DuplicateInsertError
 from tests.change_model import (
     BeforeImage,

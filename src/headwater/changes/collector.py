@@ -26,6 +26,7 @@ from headwater.changes.model import (
     OPERATIONS,
     FieldOperationName,
     Operation,
+    lists_of,
     one_array,
 )
 from headwater.changes.numbers import parse_number
@@ -264,11 +265,7 @@ def _repeated(text: str, rows: int) -> pa.Array:
 
 def _interleaved(rows: int, parts: list[list[Any]], kind: pa.DataType) -> pa.Array:
     """Return lists with one entry per column: parts are names, columns of values, operations."""
-    width = len(parts[0])
-    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * width)
-    children = [_woven(part, rows) for part in parts]
-    entries = pa.StructArray.from_arrays(children, fields=list(kind.value_type))
-    return pa.ListArray.from_arrays(offsets, entries, type=kind)
+    return lists_of(np.full(rows, len(parts[0])), [_woven(part, rows) for part in parts], kind)
 
 
 def _woven(part: list[Any], rows: int) -> pa.Array:
@@ -276,8 +273,7 @@ def _woven(part: list[Any], rows: int) -> pa.Array:
     width = len(part)
     if not width:
         return pa.array([], pa.string())
-    places = np.arange(rows)[:, None] * np.ones(width, np.int64)
     if isinstance(part[0], str):
         return pa.array(part).take(pa.array(np.tile(np.arange(width), rows)))
-    places = places + np.arange(width) * rows
+    places = np.arange(rows * width).reshape(width, rows).T
     return pa.concat_arrays(part).take(pa.array(places.reshape(-1)))

@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.changes.declaration import TableSchema
-from headwater.changes.grouping import codes_of, combine, sorted_by
 from headwater.changes.model import (
     ANONYMOUS,
     CHANGES_SCHEMA,
@@ -33,6 +32,10 @@ from headwater.changes.model import (
     ROW_OPERATIONS,
     Codes,
     Mask,
+    codes_of,
+    combine,
+    lists_of,
+    sorted_by,
 )
 from headwater.decode.columns.protobuf import (
     BYTES,
@@ -40,7 +43,6 @@ from headwater.decode.columns.protobuf import (
     Found,
     MalformedMessage,
     Messages,
-    offsets_of,
     scan,
     scattered,
     spread,
@@ -147,7 +149,7 @@ class _Reader:
         if not len(composite):
             counts = single.counts(rows)
             names = pa.repeat(pa.scalar(ANONYMOUS), len(single))
-            return _lists(counts, [names, texts(changes, single)], KEY_TYPE)
+            return lists_of(counts, [names, texts(changes, single)], KEY_TYPE)
         places = [scattered(one.starts + 1, one.rows, rows) for one in (single, composite)]
         single = single.take((places[0] > places[1])[single.rows])
         composite = composite.take((places[1] > places[0])[composite.rows])
@@ -171,7 +173,7 @@ class _Reader:
             pa.concat_arrays([anonymous, names.take(pa.array(kept))]).take(taken),
             pa.concat_arrays([texts(changes, single), values.take(pa.array(kept))]).take(taken),
         ]
-        return _lists(np.bincount(owners, minlength=rows), columns, KEY_TYPE)
+        return lists_of(np.bincount(owners, minlength=rows), columns, KEY_TYPE)
 
     def _fields(
         self,
@@ -205,7 +207,7 @@ class _Reader:
         spelt = pa.array([operations[one] for one in known.tolist()], pa.string())
         operation = spelt.take(pa.array(np.searchsorted(known, codes)))
         value = self._with_nulls(found.rows, table, name, value, operation, tables)
-        return _lists(found.counts(len(changes)), [name, value, operation], FIELDS_TYPE)
+        return lists_of(found.counts(len(changes)), [name, value, operation], FIELDS_TYPE)
 
     def _with_nulls(
         self,
@@ -262,8 +264,3 @@ def _last_by_name(rows: Codes, names: pa.Array) -> Codes:
     order = sorted_by(codes)
     inorder = codes[order]
     return order[np.append(inorder[1:] != inorder[:-1], True)] if len(order) else order
-
-
-def _lists(counts: Codes, children: list[pa.Array], kind: pa.DataType) -> pa.Array:
-    entries = pa.StructArray.from_arrays(children, fields=list(kind.value_type))
-    return pa.ListArray.from_arrays(offsets_of(counts), entries, type=kind)

@@ -14,15 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.grouping import codes_of, combine, first_places
 from headwater.changes.model import (
     ANONYMOUS,
     FIELDS_TYPE,
     KEY_TYPE,
     NUMERIC,
     Codes,
+    codes_of,
     column,
+    combine,
     conform,
+    first_places,
+    lengths_of,
+    lists_of,
 )
 from headwater.changes.numbers import is_plain_integer, parse_number
 from headwater.changes.values import one_spelling
@@ -103,7 +107,7 @@ def _find(declared: Mapping[str, TableSchema], name: str) -> TableSchema:
 
 def _check_keys(keys: pa.Array, codes: Codes, schemas: list[TableSchema]) -> pa.Array:
     """Check the distinct shapes of keys, and name the columns of keys given as one value."""
-    lengths = np.asarray(pc.list_value_length(keys)).astype(np.int64)
+    lengths = lengths_of(keys)
     parts = keys.flatten()
     part_codes, known = codes_of(parts.field(0))
     starts = np.cumsum(lengths) - lengths
@@ -126,7 +130,7 @@ def _check_keys(keys: pa.Array, codes: Codes, schemas: list[TableSchema]) -> pa.
     names = single.take(pa.array(np.repeat(codes, lengths)))
     names = pc.if_else(pc.equal(parts.field(0), ANONYMOUS), names, parts.field(0))
     values = _spell_keys(parts.field(1), names, np.repeat(codes, lengths), schemas)
-    return _lists(lengths, [names, values], KEY_TYPE)
+    return lists_of(lengths, [names, values], KEY_TYPE)
 
 
 def _spell_keys(
@@ -146,7 +150,7 @@ def _spell_keys(
 def _check_fields(
     fields: pa.Array, keys: pa.Array, codes: Codes, schemas: list[TableSchema]
 ) -> pa.Array:
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(fields), 0)).astype(np.int64)
+    lengths = lengths_of(fields)
     entries = fields.flatten()
     rows = np.repeat(np.arange(len(lengths)), lengths)
     name_codes, names = codes_of(entries.field(0))
@@ -169,7 +173,7 @@ def _check_fields(
         kept = ~repeats_key
         entries = entries.filter(pa.array(kept))
         lengths = np.bincount(rows[kept], minlength=len(lengths))
-    return _lists(lengths, [entries.field(at) for at in range(3)], FIELDS_TYPE)
+    return lists_of(lengths, [entries.field(at) for at in range(3)], FIELDS_TYPE)
 
 
 def _spelt(entries: pa.Array, chosen: Any, kind: str, name: str) -> pa.Array:
@@ -217,10 +221,3 @@ def _check_repeated(entries: pa.Array, rows: Codes, keys: pa.Array, which: Any) 
                 key=held[entry["name"]],
                 got=entry["value"],
             )
-
-
-def _lists(lengths: Codes, children: list[pa.Array], kind: pa.DataType) -> pa.Array:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    entries = pa.StructArray.from_arrays(children, fields=list(kind.value_type))
-    return pa.ListArray.from_arrays(pa.array(offsets), entries, type=kind)

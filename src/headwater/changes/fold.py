@@ -11,26 +11,29 @@ at once: where it is first created or deleted, where it is last deleted, and wha
 
 Fields are folded a column at a time. Entries are sorted by row, name and order, so that what
 happens to one column of one row stands together: a run. Of a run only what follows its last `set`
-counts. If that is all of one kind, it is reduced with the others of its kind; the row of any other
-run goes to `one_key`.
+counts. If that is all of one kind, it is reduced with the others of its kind; the changes of any
+other row are folded one after the other, as `Chain`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.grouping import codes_of, combine, key_codes, sorted_by, taken
 from headwater.changes.model import (
     ADD,
     DELETE,
     FIELD_OPERATIONS,
+    FIELDS_TYPE,
     FOLDED_OPERATIONS,
     FOLDED_SCHEMA,
+    FRESH_TYPE,
     INSERT,
     MAX,
     MIN,
@@ -44,11 +47,25 @@ from headwater.changes.model import (
     UPSERT,
     Codes,
     Mask,
+    codes_of,
     column,
+    combine,
     conform,
+    key_codes,
+    lengths_of,
+    lists_of,
+    sorted_by,
+    taken,
 )
-from headwater.changes.numbers import canonical, reduce_numbers
-from headwater.changes.one_key import fold_one_key
+from headwater.changes.numbers import (
+    REDUCTIONS,
+    canonical,
+    format_number,
+    negated,
+    opposites,
+    parse_number,
+    reduce_numbers,
+)
 from headwater.errors import DuplicateInsertError
 
 
@@ -153,7 +170,7 @@ def _refuse_duplicates(table: pa.Table, rows: Codes, codes: Codes, starts: Codes
 
 def _fold_fields(table: pa.Table, groups: _Groups) -> Runs:
     fields = column(table, "fields")
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(fields), 0)).astype(np.int64)
+    lengths = lengths_of(fields)
     parents = np.repeat(np.arange(len(lengths)), lengths)
     entries = fields.flatten()
     used = groups.counts[parents] & ~groups.divergent[groups.of_row[parents]]
@@ -171,12 +188,8 @@ def _assemble(table: pa.Table, groups: _Groups, runs: Runs, chosen: Mask) -> pa.
     if not kept.all():
         names, values = names.filter(pa.array(kept)), values.filter(pa.array(kept))
     operations = groups.operations[chosen]
-    offsets = np.zeros(len(operations) + 1, np.int32)
-    np.cumsum(np.bincount(entry_rows, minlength=len(operations)), out=offsets[1:])
+    lengths = np.bincount(entry_rows, minlength=len(operations))
     steps = _named(FIELD_OPERATIONS, runs.operations[kept])
-    fields_type, fresh_type = (FOLDED_SCHEMA.field(name).type for name in ("fields", "fresh"))
-    fields = pa.StructArray.from_arrays([names, values, steps], fields=list(fields_type.value_type))
-    fresh = pa.StructArray.from_arrays([names, values], fields=list(fresh_type.value_type))
     changes_row = np.isin(operations, (UPDATE, UPSERT))
     makes_row = np.isin(operations, (INSERT, UPSERT, REPLACE))
     first = taken(table.select(["table", "pk", "ordinal", "block_number"]), groups.firsts[chosen])
@@ -184,12 +197,8 @@ def _assemble(table: pa.Table, groups: _Groups, runs: Runs, chosen: Mask) -> pa.
         "table": first["table"],
         "pk": first["pk"],
         "operation": _named(FOLDED_OPERATIONS, operations),
-        "fields": pa.ListArray.from_arrays(
-            pa.array(offsets), fields, type=fields_type, mask=pa.array(~changes_row)
-        ),
-        "fresh": pa.ListArray.from_arrays(
-            pa.array(offsets), fresh, type=fresh_type, mask=pa.array(~makes_row)
-        ),
+        "fields": lists_of(lengths, [names, values, steps], FIELDS_TYPE, pa.array(~changes_row)),
+        "fresh": lists_of(lengths, [names, values], FRESH_TYPE, pa.array(~makes_row)),
         "ordinal": first["ordinal"],
         "block_number": first["block_number"],
     }
@@ -334,9 +343,146 @@ def _without_sub(values: pa.Array, operations: Codes) -> tuple[pa.Array, Codes]:
     mask = operations == SUB
     if not mask.any():
         return values, operations
-    old = canonical(values.filter(pa.array(mask)))
-    minus = pc.starts_with(old, "-")
-    bare = pc.utf8_slice_codeunits(old, 1)
-    new = pc.if_else(minus, bare, pc.binary_join_element_wise("-", old, ""))
-    new = pc.if_else(pc.equal(old, "0"), old, new)
+    new = opposites(values.filter(pa.array(mask)))
     return pc.replace_with_mask(values, pa.array(mask), new), np.where(mask, ADD, operations)
+
+
+# --- fields, one after the other ------------------------------------------------------------------
+# Columns leave two kinds of keys: those where one column has different field operations, and those
+# where updates come before the first upsert, so that a row that is there and a new one get
+# different fields.
+
+Step = tuple[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The operations of one column, folded. Immutable; `then` returns the longer chain.
+
+    Applied one after the other, any chain is either one `set`, or
+
+        take `first` if the column is null; add; then at least `lowest`; then at most `highest`
+
+    because a sum that is clamped and then added to or clamped again is again a clamped sum. Null:
+    adding to null gives the value, min and max ignore it, set-if-null fills it.
+
+    `fixed` says that it began with a set: then `first` is the value, whatever was there before, and
+    the rest is not used.
+    """
+
+    fixed: bool = False
+    first: str | None = None
+    added: Decimal | None = None
+    lowest: Decimal | None = None
+    highest: Decimal | None = None
+
+    def then(self, operation: str, value: str | None) -> Chain:
+        """Return the chain with one more operation. Called per change of a key that is mixed."""
+        if operation == "sub":
+            operation, value = "add", negated(value or "")
+        if operation == "set":
+            return Chain(True, value)
+        if self.fixed:
+            return Chain(True, _applied([(operation, value)], self.first))
+        begun = self.first is not None or any(
+            one is not None for one in (self.added, self.lowest, self.highest)
+        )
+        if operation == "set_if_null":
+            return self if begun else Chain(False, value)
+        number = parse_number(value or "")
+        first = self.first if begun else "0" if operation == "add" else format_number(number)
+        return self._compute(operation, number, first)
+
+    def on(self, value: str | None) -> str | None:
+        """Return what the column holds afterwards, if it held `value` before."""
+        return _applied(self.steps(), value)
+
+    def steps(self) -> list[Step]:
+        """Return the shortest list of operations that does the same, in this order."""
+        if self.fixed:
+            return [("set", self.first)]
+        numbers = (("add", self.added), ("max", self.lowest), ("min", self.highest))
+        steps: list[Step] = [
+            (operation, format_number(number))
+            for operation, number in numbers
+            if number is not None
+        ]
+        is_implied = bool(steps) and _applied(steps, None) == _applied(steps, self.first)
+        fill: list[Step] = [] if self.first is None else [("set_if_null", self.first)]
+        return steps if is_implied else [*fill, *steps]
+
+    def _compute(self, operation: str, number: Decimal, first: str | None) -> Chain:
+        def joined(held: Decimal | None, *, begins: bool) -> Decimal | None:
+            return (number if begins else None) if held is None else join(held, number)
+
+        join = REDUCTIONS[FIELD_OPERATIONS.index(operation)].exact
+        added, low, high = self.added, self.lowest, self.highest
+        if operation == "add":
+            added = joined(added, begins=True)
+        if operation in ("add", "max"):
+            low = joined(low, begins=operation == "max")
+        return Chain(False, first, added, low, joined(high, begins=operation == "min"))
+
+
+def _applied(steps: Iterable[Step], held: str | None) -> str | None:
+    """Return what a column that held `held` holds after some operations.
+
+    Raises:
+        ChangeNumberError: a number is needed and one of the two is none.
+    """
+    for operation, value in steps:
+        if operation == "set" or (operation == "set_if_null" and held is None):
+            held = value
+        elif operation != "set_if_null" and value is not None:
+            join, number = REDUCTIONS[FIELD_OPERATIONS.index(operation)].exact, parse_number(value)
+            held = format_number(number if held is None else join(parse_number(held), number))
+    return held
+
+
+Chains = dict[str, Chain]
+
+
+def fold_one_key(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return operation, fields and fresh of the changes of one key, given in order.
+
+    Called by `fold`, where it runs; that no insert meets a row was checked before. The same
+    changes give the same result again.
+    """
+    there: Chains = {}  # what a row gets that was there before the first change
+    fresh: Chains | None = None  # the row, if none was there before; None while there is none
+    new_only = gone = False  # an insert says that none was there; a delete ends what was there
+    for change in changes:
+        operation, fields = change["operation"], change["fields"] or ()
+        if operation == "delete":
+            gone, fresh = True, None
+            continue
+        if operation == "insert":
+            new_only = new_only or not gone
+        creates = operation in ("insert", "upsert")
+        if fresh is None and creates:
+            fresh = {}
+        for field in fields:
+            step = (field["operation"], field["value"])
+            if fresh is not None:
+                fresh[field["name"]] = fresh.get(field["name"], Chain()).then(*step)
+            if not gone:
+                there[field["name"]] = there.get(field["name"], Chain()).then(*step)
+    return _folded(there, fresh, new_only=new_only, gone=gone)
+
+
+def _folded(there: Chains, fresh: Chains | None, *, new_only: bool, gone: bool) -> dict[str, Any]:
+    if fresh is None and (gone or new_only):
+        return {"operation": "transient" if new_only else "delete", "fields": None, "fresh": None}
+    row = None if fresh is None else _row(fresh)
+    if new_only or gone:
+        return {"operation": "insert" if new_only else "replace", "fields": None, "fresh": row}
+    fields = [
+        {"name": name, "value": value, "operation": operation}
+        for name in sorted(there)
+        for operation, value in there[name].steps()
+    ]
+    return {"operation": "update" if row is None else "upsert", "fields": fields, "fresh": row}
+
+
+def _row(chains: Chains) -> list[dict[str, Any]]:
+    return [{"name": name, "value": chains[name].on(None)} for name in sorted(chains)]

@@ -8,9 +8,11 @@ to it were cut into batches.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow
 from functools import reduce
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -74,8 +76,23 @@ def negated(text: str) -> str:
 
 _INT64_DIGITS = 18
 _DECIMALS = ((37, pa.decimal128(38, 0)), (75, pa.decimal256(76, 0)))
-_NAMES = {ADD: "sum", MIN: "min", MAX: "max"}
 _ZERO, _NINE, _MINUS = ord("0"), ord("9"), ord("-")
+
+
+class _Reduction(NamedTuple):
+    """How numbers are summed up, or the least or greatest found, in each form they may have."""
+
+    name: str
+    short: np.ufunc
+    long: Callable[[list[int]], int]
+    exact: Callable[[Decimal, Decimal], Decimal]
+
+
+REDUCTIONS = {
+    ADD: _Reduction("sum", np.add, sum, plus),
+    MIN: _Reduction("min", np.minimum, min, min),
+    MAX: _Reduction("max", np.maximum, max, max),
+}
 
 
 def canonical(texts: pa.Array) -> pa.Array:
@@ -90,6 +107,19 @@ def canonical(texts: pa.Array) -> pa.Array:
     mask = pa.array(odd)
     new = [format_number(parse_number(text)) for text in texts.filter(mask).to_pylist()]
     return pc.replace_with_mask(texts, mask, pa.array(new, pa.string()))
+
+
+def opposites(texts: pa.Array) -> pa.Array:
+    """Return each number with the other sign; null stays null.
+
+    Raises:
+        ChangeNumberError: a text is no number.
+    """
+    texts = canonical(texts)
+    bare = pc.utf8_slice_codeunits(texts, 1)
+    minus = pc.binary_join_element_wise("-", texts, "")
+    turned = pc.if_else(pc.starts_with(texts, "-"), bare, minus)
+    return pc.if_else(pc.equal(texts, "0"), texts, turned)
 
 
 def reduce_numbers(values: pa.Array, begins: Codes, ends: Codes, kind: int) -> pa.Array:
@@ -170,41 +200,37 @@ def _digits_needed(texts: pa.Array, groups: Codes, starts: Codes) -> Codes:
     return needed
 
 
-def _first_of_each(groups: Codes) -> Codes:
-    return np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
-
-
-def _ranges(groups: Codes) -> list[tuple[int, int]]:
-    starts = _first_of_each(groups).tolist()
-    return list(zip(starts, [*starts[1:], len(groups)], strict=True))
+def _ranges(groups: Codes) -> Iterator[tuple[int, int]]:
+    changes = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+    return pairwise([0, *changes.tolist(), len(groups)])
 
 
 def _reduce_int64(texts: pa.Array, groups: Codes, kind: int) -> pa.Array:
     numbers = texts.cast(pa.int64()).to_numpy()
-    reduction = {ADD: np.add, MIN: np.minimum, MAX: np.maximum}[kind]
-    return pa.array(reduction.reduceat(numbers, _first_of_each(groups))).cast(pa.string())
+    starts = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
+    return pa.array(REDUCTIONS[kind].short.reduceat(numbers, starts)).cast(pa.string())
 
 
 def _decimal_reducer(kept: pa.DataType) -> Callable[[pa.Array, Codes, int], pa.Array]:
     def reduce_decimals(texts: pa.Array, groups: Codes, kind: int) -> pa.Array:
-        table = pa.table({"group": groups, "number": texts.cast(kept)})
-        reduced = table.group_by("group", use_threads=False).aggregate([("number", _NAMES[kind])])
-        column = reduced[f"number_{_NAMES[kind]}"].combine_chunks()
-        return column.cast(kept).cast(pa.string())
+        table, name = (
+            pa.table({"group": groups, "number": texts.cast(kept)}),
+            REDUCTIONS[kind].name,
+        )
+        reduced = table.group_by("group", use_threads=False).aggregate([("number", name)])
+        return reduced[f"number_{name}"].combine_chunks().cast(kept).cast(pa.string())
 
     return reduce_decimals
 
 
 def _reduce_integers(texts: pa.Array, groups: Codes, kind: int) -> pa.Array:
     numbers = [int(text) for text in texts.to_pylist()]
-    join: Callable[[list[int]], int] = (sum, min, max)[(ADD, MIN, MAX).index(kind)]
+    join = REDUCTIONS[kind].long
     return pa.array([str(join(numbers[begin:end])) for begin, end in _ranges(groups)], pa.string())
 
 
 def _reduce_one_by_one(texts: pa.Array, groups: Codes, kind: int) -> pa.Array:
     numbers = [parse_number(text) for text in texts.to_pylist()]
-    joins: dict[int, Callable[[Decimal, Decimal], Decimal]] = {ADD: plus, MIN: min, MAX: max}
-    reduced = [
-        format_number(reduce(joins[kind], numbers[begin:end])) for begin, end in _ranges(groups)
-    ]
+    join = REDUCTIONS[kind].exact
+    reduced = [format_number(reduce(join, numbers[begin:end])) for begin, end in _ranges(groups)]
     return pa.array(reduced, pa.string())

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.changes import TableSchema, check, fold
-from headwater.changes.grouping import codes_of
+from headwater.changes.model import codes_of
 from headwater.decode.columns.bytes_text import BytesEncoding
 from headwater.errors import (
     InsertOnlyError,

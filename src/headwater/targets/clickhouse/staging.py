@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.grouping import codes_of
-from headwater.changes.model import ANONYMOUS, Codes, column
+from headwater.changes.model import ANONYMOUS, Codes, codes_of, column
 from headwater.errors import InsertOnlyError
 from headwater.targets.clickhouse.versioned import (
     ALWAYS,

@@ -30,23 +30,12 @@ from headwater.targets.sql.aggregates import (
     plan_aggregates,
     reduce_delta,
 )
-from headwater.targets.sql.changes import (
-    ADD,
-    GIVEN,
-    LOWER,
-    RAISE,
-    SET,
-    UPSERT,
-    Shape,
-    Steps,
-    TableChanges,
-)
+from headwater.targets.sql.changes import GIVEN, SET, UPSERT, Shape, Steps, TableChanges
 from headwater.targets.sql.dialect import Dialect
 from headwater.targets.sql.layout import Table
 from headwater.targets.values import TEXTS, Fitting, Tally, no_row_left_out
 
 _FREE = Room()
-_STEPS = {"add": ADD, "min": LOWER, "max": RAISE, "last": SET}
 
 
 class Aggregates:
@@ -169,7 +158,7 @@ def delta_changes(
     numbers = {name: index for index, name in enumerate(shape.columns)}
     steps: Steps = {}
     for at, (name, operation) in enumerate(plan.operations.items()):
-        step = _STEPS[operation]
+        step = SET if operation == "last" else operation
         values = one_spelling(one_array(delta[f"v{at}"]), shape.columns[name].kind, name)
         frame[f"{step}_{numbers[name]}"] = values
         steps[name] = frozenset({step})

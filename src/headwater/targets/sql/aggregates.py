@@ -15,9 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.changes.grouping import codes_of, combine, sorted_by
-from headwater.changes.model import ADD, MAX, MIN, Codes, one_array
-from headwater.changes.numbers import canonical, reduce_numbers
+from headwater.changes.model import (
+    FIELD_OPERATIONS,
+    Codes,
+    codes_of,
+    combine,
+    one_array,
+    sorted_by,
+)
+from headwater.changes.numbers import canonical, opposites, reduce_numbers
 from headwater.changes.values import text_column
 from headwater.errors import AggregateError
 from headwater.targets.frames import executor_rows, to_arrow
@@ -25,7 +31,6 @@ from headwater.targets.frames import executor_rows, to_arrow
 Operation = Literal["add", "min", "max", "last"]
 Columns = Mapping[str, str] | Sequence[str]
 ORDER = ("block_number", "log_index")
-_KINDS = {"add": ADD, "min": MIN, "max": MAX}
 _WIDTH = 20  # digits of a 64-bit integer
 
 
@@ -232,11 +237,7 @@ class Reducer:
             return pa.repeat(str(number), frame.num_rows)
         values = text_column(self._column(frame, measure.source), measure.source)
         if measure.negative:
-            values = canonical(values)
-            minus = pc.starts_with(values, "-")
-            negated = pc.binary_join_element_wise("-", values, "")
-            bare = pc.utf8_slice_codeunits(values, 1)
-            return pc.if_else(pc.equal(values, "0"), values, pc.if_else(minus, bare, negated))
+            return opposites(values)
         return values
 
     def _place(self, frame: pa.Table) -> pa.Array:
@@ -293,7 +294,7 @@ def reduce_delta(plan: Plan, delta: pa.Table, numeric: Mapping[str, bool]) -> pa
             newest = _extreme(places, groups, count, largest=True)
             columns += [values.take(newest), places.take(newest)]
         elif numeric[name]:
-            columns.append(_reduced(values, groups, count, _KINDS[operation]))
+            columns.append(_reduced(values, groups, count, FIELD_OPERATIONS.index(operation)))
         else:
             found = _extreme(values, groups, count, largest=operation == "max")
             columns.append(values.take(found))

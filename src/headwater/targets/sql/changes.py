@@ -1,9 +1,9 @@
 """Folded changes as wide frames: one row per key, one column per table column and step.
 
 A frame has `place` (the order), `block`, `kind`, the key as `key_0`, `key_1`, …, and for column
-number i of the table up to six columns: `set_<i>` the value that is set, `given_<i>` whether it is
-set at all, `fill_<i>` the value that fills a null, `add_<i>` what is added, `raise_<i>` what it is
-raised to, `lower_<i>` what it is lowered to. One statement over such a frame applies any mixture.
+number i of the table one column per step: `set_<i>` the value that is set, `given_<i>` whether it
+is set at all, and the value of each field operation: `add_<i>`, `min_<i>`, `max_<i>`,
+`set_if_null_<i>`. One statement over such a frame applies any mixture.
 """
 
 from __future__ import annotations
@@ -18,8 +18,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.changes.declaration import ColumnType, TableSchema
-from headwater.changes.grouping import first_places, key_codes, sorted_by, taken
-from headwater.changes.model import FOLDED_OPERATIONS, ROW_OPERATIONS, Codes, Mask, column
+from headwater.changes.model import (
+    FIELD_CHANGES,
+    FOLDED_OPERATIONS,
+    ROW_OPERATIONS,
+    Codes,
+    Mask,
+    column,
+    first_places,
+    key_codes,
+    lengths_of,
+    sorted_by,
+    taken,
+)
 from headwater.changes.values import one_spelling
 from headwater.errors import ChangeNumberError
 
@@ -27,8 +38,10 @@ INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = KINDS = tuple(
     one.letter for one in ROW_OPERATIONS
 )
 ABSENT = "A"  # makes a row where none is, and leaves one alone that is
-SET, GIVEN, FILL, ADD, RAISE, LOWER = STEPS = ("set", "given", "fill", "add", "raise", "lower")
-_STEPS = {"set": SET, "set_if_null": FILL, "add": ADD, "max": RAISE, "min": LOWER}
+SET, GIVEN, FILL, ADD, RAISE, LOWER = "set", "given", "set_if_null", "add", "max", "min"
+APPLIED = (FILL, ADD, RAISE, LOWER)  # in this order
+_SQL = {one.name: one.sql for one in FIELD_CHANGES}
+_OPERATIONS = list(_SQL)
 
 Steps = dict[str, frozenset[str]]
 
@@ -91,12 +104,40 @@ class TableChanges:
         """Return the frame's column that says what a step does to a table's column."""
         return f"{step}_{list(self.shape.columns).index(name)}"
 
+    def value(self, name: str, held: str | None) -> str:
+        """Return SQL for a column after its steps; `held` is what it holds now, None in a new row.
+
+        A new row has the column's default, unless something was said.
+        """
+        steps = [step for step in APPLIED if step in self.steps[name]]
+        if name in self.always or (held is None and not steps):
+            value = self._operand(name, SET)
+        else:
+            value = "NULL" if held is None else held
+            for step in steps:
+                given = self._operand(name, step)
+                is_sum_of_one = (step, value) == (ADD, "NULL")
+                value = given if is_sum_of_one else _SQL[step].format(held=value, value=given)
+            if SET in self.steps[name]:
+                given, fixed = self._operand(name, GIVEN), self._operand(name, SET)
+                value = f"CASE WHEN {given} THEN {fixed} ELSE {value} END"
+        default = self.shape.columns[name].default
+        if held is not None or default is None or name in self.always:
+            return value
+        told = [f"{self._operand(name, step)} IS NOT NULL" for step in sorted(steps)]
+        told += [self._operand(name, GIVEN)] if SET in self.steps[name] else []
+        return f"CASE WHEN {' OR '.join(told)} THEN {value} ELSE {default} END"
+
+    def _operand(self, name: str, step: str) -> str:
+        return f"s.{self.operand(name, step)}"
+
     def place_of(self, field: str) -> tuple[str, Column] | None:
         """Return the step and the table's column that a column of the frame is about, if any."""
         step, _, number = field.rpartition("_")
         if step == "key":
             return step, self.shape.columns[self.shape.key[int(number)]]
-        return (step, list(self.shape.columns.values())[int(number)]) if step in STEPS else None
+        known = step == GIVEN or step in _SQL
+        return (step, list(self.shape.columns.values())[int(number)]) if known else None
 
 
 class Rounds:
@@ -220,8 +261,8 @@ def _divergent(fields: pa.Array, fresh: pa.Array, kinds: Any) -> Codes:
     """Return the upserts that do different things to a row that is there and to a new one."""
     upserts: Codes = np.flatnonzero(kinds == UPSERT)
     there, new = (one.take(pa.array(upserts)) for one in (fields, fresh))
-    lengths = np.asarray(pc.list_value_length(there)).astype(np.int64)
-    odd: Mask = lengths != np.asarray(pc.list_value_length(new))
+    lengths = lengths_of(there)
+    odd: Mask = lengths != lengths_of(new)
     alike = np.flatnonzero(~odd)
     one, other = (each.take(pa.array(alike)).flatten() for each in (there, new))
     if not len(one):
@@ -237,7 +278,7 @@ def _divergent(fields: pa.Array, fresh: pa.Array, kinds: Any) -> Codes:
 def _entries(lists: pa.Array, rows: Codes, shift: int = 0) -> tuple[Codes, pa.Array]:
     """Return the entries of some rows' lists, and to which row of the frame each belongs."""
     chosen = taken(lists, rows)
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(chosen), 0)).astype(np.int64)
+    lengths = lengths_of(chosen)
     places = rows if not shift else np.arange(len(rows)) + shift
     return np.repeat(places, lengths), chosen.flatten()
 
@@ -259,22 +300,20 @@ def _scatter(
             for _, entries in parts
         ]
     )
-    operations = list(_STEPS)
-    codes = columns * len(operations) + pc.index_in(
-        steps, value_set=pa.array(operations)
-    ).to_numpy().astype(np.int64)
+    operations = pc.index_in(steps, value_set=pa.array(_OPERATIONS)).to_numpy().astype(np.int64)
+    codes = columns * len(_OPERATIONS) + operations
     found: dict[tuple[str, str], pa.Array] = {}
     for code in codes[first_places(codes)].tolist():
-        name, operation = known[code // len(operations)], operations[code % len(operations)]
+        name, operation = known[code // len(_OPERATIONS)], _OPERATIONS[code % len(_OPERATIONS)]
         entries = np.flatnonzero(codes == code)
         texts = _spell(shape, name, taken(values, entries))
         source = np.full(size, -1, np.int64)
         source[rows[entries]] = np.arange(len(entries))
         full = (source >= 0).all()
-        found[name, _STEPS[operation]] = (
+        found[name, operation] = (
             taken(texts, source) if full else texts.take(pa.array(source, mask=source < 0))
         )
-        if operation == "set":
+        if operation == SET:
             found[name, GIVEN] = pa.array(source >= 0)
     return found
 

@@ -4,8 +4,6 @@ The change log's target and aggregates write through this. A round of changes is
 can select from it, what it is about to change is captured, and a few statements apply it: deletions
 before changes, changes before new rows. The changes are called `s`, rows of the table `now`.
 
-Null: adding to null gives the value, raising and lowering ignore it, filling replaces it.
-`GREATEST` and `LEAST` leave nulls out in both databases.
 """
 
 from __future__ import annotations
@@ -22,15 +20,9 @@ from headwater.changes.declaration import ColumnType
 from headwater.errors import ChangeKeyError, DuplicateInsertError
 from headwater.targets.sql.changes import (
     ABSENT,
-    ADD,
     DELETE,
-    FILL,
-    GIVEN,
     INSERT,
-    LOWER,
-    RAISE,
     REPLACE,
-    SET,
     TRANSIENT,
     UPDATE,
     UPSERT,
@@ -209,61 +201,12 @@ class Merger(ABC):
 
     def _stored(self, loaded: Loaded, name: str, held: str | None) -> str:
         """Return what a column holds afterwards, where it holds `held` now; None: a new row."""
-        if held is None:
-            return value_made(loaded.changes, name)
-        return value_changed(loaded.changes, name, held)
+        return loaded.changes.value(name, held)
 
 
 def kinds_in(*kinds: str) -> Fragment:
     """Return the condition that a change is of one of these kinds."""
     return Fragment(f"s.kind IN ({', '.join(literal(one) for one in kinds)})")
-
-
-def value_changed(changes: TableChanges, name: str, held: str) -> str:
-    """Return what a column holds in a row that is there, where it holds `held` now."""
-    if name in changes.always:
-        return _operand(changes, name, SET)
-    stepped = _stepped(changes, name, held)
-    if SET not in changes.steps[name]:
-        return stepped
-    given, value = _operand(changes, name, GIVEN), _operand(changes, name, SET)
-    return f"CASE WHEN {given} THEN {value} ELSE {stepped} END"
-
-
-def value_made(changes: TableChanges, name: str) -> str:
-    """Return what a column holds in a new row: its default, unless something was said."""
-    steps = changes.steps[name] - {SET, GIVEN}
-    value = _stepped(changes, name, "NULL") if steps else ""
-    if SET in changes.steps[name]:
-        given, fixed = _operand(changes, name, GIVEN), _operand(changes, name, SET)
-        value = f"CASE WHEN {given} THEN {fixed} ELSE {value} END" if steps else fixed
-    default = changes.shape.columns[name].default
-    if default is None or name in changes.always:
-        return value
-    told = [f"{_operand(changes, name, step)} IS NOT NULL" for step in sorted(steps)]
-    if SET in changes.steps[name]:
-        told.append(_operand(changes, name, GIVEN))
-    return f"CASE WHEN {' OR '.join(told)} THEN {value} ELSE {default} END"
-
-
-def _stepped(changes: TableChanges, name: str, held: str) -> str:
-    """Return the column after filling, adding, raising and lowering, in this order."""
-    steps, value = changes.steps[name], held
-    if FILL in steps:
-        value = f"COALESCE({value}, {_operand(changes, name, FILL)})"
-    if ADD in steps:
-        more = _operand(changes, name, ADD)
-        plus = f"CASE WHEN {more} IS NULL THEN {value} ELSE COALESCE({value} + {more}, {more}) END"
-        value = more if value == "NULL" else plus
-    if RAISE in steps:
-        value = f"GREATEST({value}, {_operand(changes, name, RAISE)})"
-    if LOWER in steps:
-        value = f"LEAST({value}, {_operand(changes, name, LOWER)})"
-    return value
-
-
-def _operand(changes: TableChanges, name: str, step: str) -> str:
-    return f"s.{changes.operand(name, step)}"
 
 
 def _refuse_spellings(session: Session, loaded: Loaded) -> None:
