@@ -54,7 +54,7 @@ from headwater.targets.lake.files import (
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.settings import DeltaSettings, LakeSettings, Table
 from headwater.targets.lake.state import BLOCK, EPOCH, StoredStream, position
-from headwater.targets.lake.table import Change, LakeTable, TableRewritten
+from headwater.targets.lake.table import BLOCK_NUMBER, Change, LakeTable, TableRewritten
 
 CHANGES = "headwater.changes"
 LEAD = "headwater.lead"
@@ -90,6 +90,11 @@ class StreamTable(LakeTable[DataFile]):
         found = pa.schema(self._handle.schema().to_arrow())
         self.columns = lake_schema(found)
         self.partition_by = tuple(self._handle.metadata().partition_columns)
+
+    @property
+    def age(self) -> tuple[str, int]:
+        """The table's own id, and how many commits the stream has made to it."""
+        return str(self._handle.metadata().id), self._version
 
     @property
     def epoch(self) -> int:
@@ -338,22 +343,28 @@ class StreamTable(LakeTable[DataFile]):
             said.append(one)
             if int(one[BLOCK]) <= floor:
                 break
-        if said and int(said[-1][BLOCK]) > floor and said[-1]["version"]:
+        oldest = said[-1] if said else {BLOCK: floor + 1, "version": -1}
+        if int(oldest[BLOCK]) > floor and oldest["version"] and (said or self._holds_above(floor)):
             raise LakeUndoError(
                 "the log has lost commits of blocks that are not final",
                 table=self.name,
-                block=said[-1][BLOCK],
+                block=oldest[BLOCK],
                 floor=floor,
             )
-        versions = [one["version"] for one in said]
-        newest, oldest = self._handle.version(), min(versions, default=0)
-        self._look_at(max(versions, default=newest) + 1)  # what came while nobody looked
-        self._rewritten = newest - oldest + 1 != len(versions)  # commits of others lie between
+        newest = said[0]["version"] if said else self._handle.version()
+        self._look_at(newest + 1)  # what came while nobody looked
         self.undo = []
         for one in reversed(said):
             block = int(one[BLOCK])
             self.undo = [held for held in self.undo if held.block <= block]
             self.undo += [held for held in load_changes(one[CHANGES]) if held.block > floor]
+        added = Net.of(self.undo).added
+        self._rewritten = bool(added and added.keys() - self._committed_files().keys())
+
+    def _holds_above(self, block: int) -> bool:
+        """Tell whether the table may hold rows above a block, by what is known of its files."""
+        above = {BLOCK_NUMBER: (block + 1, 1 << 62)}
+        return any(self.may_hold(one, above) for one in self._committed_files().values())
 
     def said(self) -> Iterator[dict[str, Any]]:
         """Yield what the stream's own commits said, the newest first, as far as the log goes.

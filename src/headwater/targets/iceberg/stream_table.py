@@ -120,6 +120,12 @@ class StreamTable(LakeTable[DataFile]):
         names = [self.schema.find_column_name(one.source_id) for one in order.fields]
         self.sort_by = tuple(one for one in names if one is not None)
 
+    @property
+    def age(self) -> tuple[str, int]:
+        """The table's own id, and the number of its newest snapshot in the order of commits."""
+        metadata = cast(Any, self.stored.metadata)
+        return str(metadata.table_uuid), int(metadata.last_sequence_number)
+
     def seen(self) -> PyIcebergTable:
         """Return the table as the catalog has it at this moment."""
         return self.stored.catalog.load_table(self.stored.name())
@@ -369,16 +375,10 @@ class StreamTable(LakeTable[DataFile]):
         )
 
     def check_follows(self, snapshot_id: int) -> None:
-        """Refuse a table that others have taken back to before a snapshot.
-
-        Where the snapshot has expired, behind files that others have rewritten, nothing tells. A
-        table that was made anew has none.
-        """
-        came = list(ancestors(self.stored))
-        if not came or any(one.snapshot_id == snapshot_id for one in came):
-            return
+        """Refuse a table that others have taken back to before a snapshot; it may have expired."""
+        came = [one.snapshot_id for one in ancestors(self.stored)]
         is_held = any(one.snapshot_id == snapshot_id for one in self.stored.metadata.snapshots)
-        if is_held or came[-1].parent_snapshot_id is None:
+        if is_held and snapshot_id not in came:
             raise LakeForeignWriteError(
                 "others have taken the table back: make the snapshot current again",
                 table=self.name,

@@ -27,6 +27,7 @@ STATE = "headwater.state"
 CONFIG = "headwater.config"
 SIDE = "headwater.side-tables"
 PENDING = "headwater.pending"
+AGES = "headwater.table-ages"
 FORMAT_VERSION = 1
 EMPTIED, KEPT = "emptied", "kept"  # what becomes of tables of a stream that is forgotten
 
@@ -45,6 +46,8 @@ class StoredStream:
     """All that is stored of a stream beside its tables.
 
     `pending` says that the stream is being forgotten, and what becomes of the rows of its tables.
+    `ages` are those of the tables when this was stored, by the tables' own ids: one that is younger
+    is an older copy.
     """
 
     stream_id: str
@@ -53,6 +56,7 @@ class StoredStream:
     config: str | None = None
     side: Mapping[str, tuple[SideFile, ...]] = field(default_factory=dict)
     pending: str = ""
+    ages: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_forgotten(self) -> bool:
@@ -70,6 +74,8 @@ class StoredStream:
             found[CONFIG] = self.config
         if self.pending:
             found[PENDING] = self.pending
+        if self.ages:
+            found[AGES] = json.dumps(self.ages, separators=(",", ":"))
         return found
 
     @classmethod
@@ -85,6 +91,7 @@ class StoredStream:
                 properties.get(CONFIG),
                 {name: tuple(SideFile(*one) for one in files) for name, files in side.items()},
                 properties.get(PENDING, ""),
+                json.loads(properties.get(AGES, "{}")),
             )
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise StoredStateError(

@@ -147,7 +147,8 @@ class LakeStream(Generic[File]):
     ) -> pa.Table:
         """Return committed rows in the order of their keys."""
         self.recover()
-        return self._side.read(self._stored.side, name, after, up_to_block, limit)
+        with coded_storage_failures():
+            return self._side.read(self._stored.side, name, after, up_to_block, limit)
 
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
@@ -196,6 +197,7 @@ class LakeStream(Generic[File]):
             self._tables = tables
             if self._stored.pending:
                 self._begin_anew()
+            tables.check_ages(self._stored)
             for find in (tables.in_order, tables.appeared):
                 for one in find():
                     self._put_back(one, self._stored, claim=True)
@@ -260,6 +262,7 @@ class LakeStream(Generic[File]):
             if name != lead.name:
                 self._announce(tables.open[name].step)
                 tables.open[name].commit(several, stored)
+        stored = replace(stored, ages=tables.ages())
         self._announce(lead.step)
         lead.commit(changes.get(lead.name, ()), stored)
         for one in tables.in_order():

@@ -15,7 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import Batch, PipeState
-from headwater.errors import LakeUnsupportedError, LakeWriterError, UndeclaredLakeTableError
+from headwater.errors import (
+    LakeForeignWriteError,
+    LakeUnsupportedError,
+    LakeWriterError,
+    UndeclaredLakeTableError,
+)
 from headwater.targets.contract import Delivery
 from headwater.targets.lake.columns import lake_schema
 from headwater.targets.lake.files import FilePlan, WrittenFile
@@ -164,6 +169,11 @@ class LakeTable(Lead[File]):
         """Return values of a key as statistics hold them."""
         return values
 
+    @property
+    def age(self) -> tuple[str, int]:
+        """The table's own id, and a number that grows with each commit of the stream."""
+        return self.name, 0
+
     # --- what each format does in its own way -----------------------------------------------------
 
     @abstractmethod
@@ -295,6 +305,22 @@ class LakeTables(ABC, Generic[File]):
     @abstractmethod
     def in_order(self) -> list[Lead[File]]:
         """Return all that takes part in a rollback: what has the state comes first."""
+
+    def ages(self) -> dict[str, int]:
+        """Return how old the tables are, by their ids; the state itself is as old as its own."""
+        found = (one.age for one in self.open.values() if not one.is_lead)
+        return {name: age for name, age in found if age}
+
+    def check_ages(self, stored: StoredStream) -> None:
+        """Refuse tables that are older copies of what they were when the state was stored."""
+        for one in self.open.values():
+            name, age = one.age
+            if age < stored.ages.get(name, 0):
+                raise LakeForeignWriteError(
+                    "the table is an older copy than the state of the stream: bring back the "
+                    "newest one, or the state and all tables of one moment",
+                    table=one.name,
+                )
 
     def swept(self) -> list[LakeTable[File]]:
         """Return all tables whose folders may hold files of the stream."""

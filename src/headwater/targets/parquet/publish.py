@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headwater.core import PipeState
-from headwater.errors import CursorMoveError, ParquetWriterError
+from headwater.errors import CursorMoveError, LakeForeignWriteError, ParquetWriterError
 from headwater.targets.lake.columns import conform
 from headwater.targets.lake.files import GROUP_ROWS
 from headwater.targets.lake.settings import ParquetSettings
@@ -58,6 +58,7 @@ class Publication(Lead[Part]):
         self._settings = settings
         self._saved = Stored()
         self._published: list[str] = []  # with the state that is being stored
+        self._newest: dict[str, int] = {}  # the last block of each table's newest file
 
     @property
     def _mark(self) -> int:
@@ -122,7 +123,7 @@ class Publication(Lead[Part]):
         A table without rows waits, unless its range has ended: then an empty file says so.
         """
         self.files.check()
-        self._published = []
+        self._published, self._newest = [], dict(self.stored.newest)
         coverage, previous = dict(self.stored.coverage), self.stored.state.number
         for start, several in by_range(going):
             last = several[-1].cursor.number
@@ -144,7 +145,7 @@ class Publication(Lead[Part]):
             state = PipeState(cursor, None if now.finalized is None else cursor, (cursor,))
         if self._mark:
             self._look_again()
-        self.save(replace(self.stored, state=state, coverage=coverage))
+        self.save(replace(self.stored, state=state, coverage=coverage, newest=self._newest))
         self.held.drop_up_to(state.number)
 
     def _publish_table(
@@ -160,6 +161,7 @@ class Publication(Lead[Part]):
         count = len(staged) + (1 if rows or not staged else 0)
         names = [f"{name}/{window.file_name(at, count, self._mark)}" for at in range(count)]
         self._published += names
+        self._newest[name] = last
         if staged:
             self.folder.publish(dict(zip(staged, names[count - len(staged) :], strict=True)))
         if count > len(staged):
@@ -195,10 +197,18 @@ class Publication(Lead[Part]):
 
         Raises:
             UnexplainedFilesError: a file is there that nothing explains.
+            LakeForeignWriteError: the newest file of a table is not there.
         """
         if not claim:
             return []
         names = {name: self.files_of(name) for name in self.stored.coverage}
+        for name, last in self.stored.newest.items():
+            if not any(one and one.last == last for one in map(window_of, names.get(name, ()))):
+                raise LakeForeignWriteError(
+                    "the table is an older copy than the state of the stream: bring back the "
+                    "newest one, or the state and all tables of one moment",
+                    table=name, lacks=f"the file that ends at block {last}",
+                )  # fmt: skip
         found = {
             name: [one for one in several if "/" not in one] for name, several in names.items()
         }
@@ -229,18 +239,21 @@ class Publication(Lead[Part]):
             CursorMoveError: a file covers blocks on both sides.
         """
         number, forward = stored.state.number, stored.state.number > self.stored.state.number
-        coverage = dict(self.stored.coverage)
+        coverage, newest = dict(self.stored.coverage), dict(self.stored.newest)
         for name, first in coverage.items():
-            windows = map(window_of, self.files_of(name))
-            across = [one for one in windows if one and one.first <= number < one.last]
+            windows = [one for one in map(window_of, self.files_of(name)) if one is not None]
+            across = [one for one in windows if one.first <= number < one.last]
             if across and not forward:
                 raise CursorMoveError(
                     "a file covers blocks on both sides, and files never change",
                     table=name, wanted=number, lower=min(across).first - 1, higher=max(across).last,
                 )  # fmt: skip
             coverage[name] = number + 1 if forward else min(first, number + 1)
+            if newest.get(name, 0) > number:
+                newest[name] = max((one.last for one in windows if one.last <= number), default=-1)
+        newest = {name: last for name, last in newest.items() if last >= 0}
         self.held.drop_up_to(number)
-        self.save(replace(self.stored, state=stored.state, coverage=coverage))
+        self.save(replace(self.stored, state=stored.state, coverage=coverage, newest=newest))
         self.go_back(self.way_back(stored, claim=True), stored, claim=True)
 
     def begin_anew(self, table: str) -> None:
@@ -249,6 +262,7 @@ class Publication(Lead[Part]):
         Files that stay are removed when the stream begins anew.
         """
         coverage, schemas = dict(self.stored.coverage), dict(self.stored.schemas)
+        newest = {name: last for name, last in self.stored.newest.items() if name != table}
         if self._saved.pending == EMPTIED:
             for name in self.files_of(table):
                 if window_of(name) is not None and epoch_of(name) <= self._mark:
@@ -256,4 +270,4 @@ class Publication(Lead[Part]):
             del coverage[table], schemas[table]
         else:
             coverage[table] = 0
-        self.stored = replace(self.stored, coverage=coverage, schemas=schemas)
+        self.stored = replace(self.stored, coverage=coverage, schemas=schemas, newest=newest)

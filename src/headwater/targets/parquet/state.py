@@ -46,7 +46,8 @@ class Stored:
     """What is stored of a stream: its state, what its files cover, their columns, its definition.
 
     `coverage` is the first block, by table, that no file covers yet. A table is written down there
-    before its first file is published. `pending` is as in `StoredStream`.
+    before its first file is published. `pending` is as in `StoredStream`. `newest` is the last
+    block of each table's newest file: a folder without that file is an older copy.
     """
 
     state: PipeState = PipeState()  # noqa: RUF009 - immutable
@@ -54,6 +55,7 @@ class Stored:
     schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
     config: str | None = None
     pending: str = ""
+    newest: Mapping[str, int] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Return it as JSON, which anybody can read but for the columns."""
@@ -62,6 +64,7 @@ class Stored:
                 **({"pending": self.pending} if self.pending else {}),
                 "state": json.loads(dump_state(self.state)),
                 "coverage": dict(sorted(self.coverage.items())),
+                "newest": dict(sorted(self.newest.items())),
                 "schemas": {
                     name: base64.b64encode(one.serialize()).decode()
                     for name, one in sorted(self.schemas.items())
@@ -81,10 +84,12 @@ class Stored:
                 for name, one in found["schemas"].items()
             }
             coverage = {str(name): int(first) for name, first in found["coverage"].items()}
+            newest = {str(name): int(last) for name, last in found.get("newest", {}).items()}
             config, pending = found.get("config"), str(found.get("pending", ""))
         except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowInvalid) as error:
             raise StoredStateError("the state file is malformed", got=text[:80]) from error
-        return cls(load_state(json.dumps(found["state"])), coverage, schemas, config, pending)
+        state = load_state(json.dumps(found["state"]))
+        return cls(state, coverage, schemas, config, pending, newest)
 
 
 class _Version(NamedTuple):
