@@ -23,9 +23,8 @@ from headwater.decode.output import (
     decode_outputs,
     read_outputs,
 )
-from headwater.decode.solana.anchor_events import AnchorEventsOutput
 from headwater.decode.solana.data_layout import Idl, load_idl
-from headwater.decode.solana.instructions import InstructionsOutput
+from headwater.decode.solana.instructions import AnchorEventsOutput, InstructionsOutput
 from headwater.decode.tables import bitcoin, hyperliquid, substrate, tron
 from headwater.decode.tables.raw_table import TableOutput, named_table
 

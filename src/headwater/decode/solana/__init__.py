@@ -20,13 +20,13 @@ from typing import Literal, Unpack
 from headwater.core import Ranges, parse_ranges
 from headwater.decode.columns.field_columns import check_decimals
 from headwater.decode.columns.malformed import OnError, check_on_error
-from headwater.decode.solana.anchor_events import AnchorEventsOutput
 from headwater.decode.solana.borsh import is_wide
 from headwater.decode.solana.builtin_programs import PROGRAMS, SYSTEM, TOKEN, TOKEN_2022
 from headwater.decode.solana.data_layout import DataLayout, load_idl, parse_layout
 from headwater.decode.solana.instructions import (
     INSTRUCTION_FIELDS,
     LOG_FIELDS,
+    AnchorEventsOutput,
     InstructionsOutput,
     layout_columns,
 )
@@ -163,7 +163,9 @@ def events(
             transaction=["transaction_index", "signatures", "err"],
         )  # fmt: skip
         wanted = query.add_logs(program_id=programs, kind=["data"], transaction=True)
-        return AnchorEventsOutput(layout, wanted, ranges, committed_only, on_error, asked)
+        return AnchorEventsOutput(
+            layout, wanted, ranges, on_error, asked, committed_only=committed_only
+        )
     layout_columns(layout, INSTRUCTION_FIELDS)
     layout = replace(layout, discriminator=_SELF_CALL + layout.discriminator)
     keys: dict[str, object] = {"program_id": programs, "d8": [f"0x{_SELF_CALL.hex()}"]}
