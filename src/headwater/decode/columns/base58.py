@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headwater.decode.columns.buffers import Bytes, column_of, offsets_of, text_parts
 from headwater.decode.columns.malformed import Rows, refuse
 
 ALPHABET = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
-Bytes = npt.NDArray[np.uint8]
 Weights = npt.NDArray[np.float64]
 
 _GROUP = 58**6  # 512 bytes times this are exact in a double
@@ -47,12 +47,13 @@ def decode_base58(column: pa.StringArray, owners: Rows, where: str = "data") -> 
         MalformedRowsError: some texts have a character that is no digit.
     """
     rows = len(column)
-    starts, lengths, text = _texts(column)
+    starts, ends, text = text_parts(column)
+    lengths = ends - starts
     digits = DIGITS_OF_BASE58[text]
     bad = np.flatnonzero(digits == NO_DIGIT)
     if len(bad):
         wrong = np.zeros(rows, bool)
-        wrong[np.searchsorted(starts + lengths, bad, side="right")] = True
+        wrong[np.searchsorted(ends, bad, side="right")] = True
         refuse(wrong, f"{where} is not base58", owners)
     sizes = np.zeros(rows, np.int64)
     parts: list[tuple[Rows, Bytes, Rows]] = []
@@ -65,7 +66,7 @@ def decode_base58(column: pa.StringArray, owners: Rows, where: str = "data") -> 
             raw, begins = _to_bytes(_rows(digits, starts[some], int(length)))
             sizes[some] = length - begins
             parts.append((some, raw, begins))
-    return _gather(rows, sizes, parts, pa.binary())
+    return _gather(sizes, parts, pa.binary())
 
 
 def encode_base58(values: Bytes) -> pa.StringArray:
@@ -78,18 +79,7 @@ def encode_base58(values: Bytes) -> pa.StringArray:
         text, begins = _to_text(values[some])
         sizes[some] = text.shape[1] - begins
         parts.append((some, text, begins))
-    return _gather(rows, sizes, parts, pa.string())
-
-
-def _texts(column: pa.Array) -> tuple[Rows, Rows, Bytes]:
-    if not len(column):
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing, np.zeros(0, np.uint8)
-    _, offsets, data = column.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    first, last = int(bounds[0]), int(bounds[-1])
-    text = np.frombuffer(data, np.uint8)[first:last] if last > first else np.zeros(0, np.uint8)
-    return (bounds[:-1] - first).astype(np.int64), np.diff(bounds).astype(np.int64), text
+    return _gather(sizes, parts, pa.string())
 
 
 def _rows(values: Bytes, starts: Rows, length: int) -> Bytes:
@@ -172,11 +162,9 @@ def _first_nonzero(matrix: Bytes) -> Rows:
     return np.where(present.any(axis=1), first, matrix.shape[1])
 
 
-def _gather(
-    rows: int, sizes: Rows, parts: list[tuple[Rows, Bytes, Rows]], kind: pa.DataType
-) -> pa.Array:
+def _gather(sizes: Rows, parts: list[tuple[Rows, Bytes, Rows]], kind: pa.DataType) -> pa.Array:
     """Put the ends of the rows of several matrices where each belongs."""
-    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    offsets = offsets_of(sizes)
     flat = np.empty(int(offsets[-1]), np.uint8)
     for some, matrix, begins in parts:
         width = matrix.shape[1]
@@ -187,5 +175,4 @@ def _gather(
             inside = np.arange(width) >= begins[:, None]
             at = (offsets[some] - begins)[:, None] + np.arange(width)
             flat[at[inside]] = matrix[inside]
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(flat)]
-    return pa.Array.from_buffers(kind, rows, buffers)
+    return column_of(kind, offsets, flat)

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.decode.columns.base58 import Bytes, encode_base58
+from headwater.decode.columns.base58 import encode_base58
+from headwater.decode.columns.buffers import Bytes, column_of, offsets_of, text_parts
 from headwater.decode.columns.malformed import Rows
 from headwater.query import base58
 
@@ -30,7 +31,8 @@ def bytes_as_text(values: pa.Array, encoding: BytesEncoding) -> pa.Array:
     if encoding == "raw" or values.type != pa.binary():
         return values
     filled = pc.fill_null(values, b"")
-    starts, data = _flat(filled)
+    begins, ends, data = text_parts(filled)
+    starts = np.append(begins, ends[-1:]) if len(ends) else np.zeros(1, np.int64)
     if encoding == "base58":
         made = _base58(starts, data)
     elif encoding == "base64":
@@ -42,27 +44,10 @@ def bytes_as_text(values: pa.Array, encoding: BytesEncoding) -> pa.Array:
     return pc.if_else(values.is_null(), pa.scalar(None, pa.string()), made)
 
 
-def _flat(values: pa.Array) -> tuple[Rows, Bytes]:
-    """Return where each value begins, and where the last one ends, in bytes that begin at 0."""
-    if not len(values):
-        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    _, offsets, data = values.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
-    starts = bounds.astype(np.int64)
-    if data is None or starts[-1] == starts[0]:
-        return starts - starts[0], np.zeros(0, np.uint8)
-    return starts - starts[0], np.frombuffer(data, np.uint8)[starts[0] : starts[-1]]
-
-
-def _texts(starts: Rows, flat: Bytes) -> pa.Array:
-    buffers = [None, pa.py_buffer(starts.astype(np.int32)), pa.py_buffer(flat)]
-    return pa.Array.from_buffers(pa.string(), len(starts) - 1, buffers)
-
-
 def _hex(starts: Rows, data: Bytes, prefix: bytes) -> pa.Array:
     digits = _HEX[data].reshape(-1)
     if not prefix:
-        return _texts(starts * 2, digits)
+        return column_of(pa.string(), starts * 2, digits)
     bounds = starts * 2 + np.arange(len(starts)) * len(prefix)
     flat = np.empty(int(bounds[-1]), np.uint8)
     ours = np.zeros(len(flat), np.bool_)
@@ -70,14 +55,14 @@ def _hex(starts: Rows, data: Bytes, prefix: bytes) -> pa.Array:
         flat[bounds[:-1] + at] = character
         ours[bounds[:-1] + at] = True
     flat[~ours] = digits
-    return _texts(bounds, flat)
+    return column_of(pa.string(), bounds, flat)
 
 
 def _base64(starts: Rows, data: Bytes) -> pa.Array:
     """Fill each value with zeros to groups of three bytes, which are four characters."""
     sizes = np.diff(starts)
     groups = -(-sizes // 3)
-    bounds = np.append(0, np.cumsum(groups))
+    bounds = offsets_of(groups)
     filled = np.zeros(int(bounds[-1]) * 3, np.uint8)
     filled[np.arange(len(data)) + np.repeat(bounds[:-1] * 3 - starts[:-1], sizes)] = data
     threes = filled.reshape(-1, 3).astype(np.uint32)
@@ -86,7 +71,7 @@ def _base64(starts: Rows, data: Bytes) -> pa.Array:
     ends = bounds[1:] * 4
     flat[ends[sizes % 3 > 0] - 1] = ord("=")
     flat[ends[sizes % 3 == 1] - 2] = ord("=")
-    return _texts(bounds * 4, flat)
+    return column_of(pa.string(), bounds * 4, flat)
 
 
 def _base58(starts: Rows, data: Bytes) -> pa.Array:

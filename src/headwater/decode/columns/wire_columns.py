@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.decode.columns.base58 import DIGITS_OF_BASE58, NO_DIGIT, decode_base58
+from headwater.decode.columns.buffers import (
+    Bytes,
+    column_of,
+    drop_first_bytes,
+    lists_of,
+    spread,
+    text_parts,
+)
 from headwater.decode.columns.field_columns import EXACT_DECIMAL, column_type, scalar_type
-from headwater.decode.columns.hex_text import Bytes, bytes_of, count_digits, hex_mask
+from headwater.decode.columns.hex_text import bytes_of, count_digits, hex_mask
 from headwater.decode.columns.integers import (
     DECIMAL,
     DIGITS,
@@ -66,12 +73,11 @@ def required(batch: pa.RecordBatch, field: Field) -> pa.Array:
 
 def _convert_list(field: Field, column: pa.ListArray, owners: Rows) -> pa.ListArray:
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     inner = np.repeat(owners, counts)
     convert_item = _convert_struct if field.members else _convert_scalar
     items = convert_item(field, column.flatten(), inner)
     mask = pc.is_null(column) if column.null_count else None
-    return pa.ListArray.from_arrays(pa.array(offsets), items, mask=mask)
+    return lists_of(items, counts, mask)
 
 
 def _convert_struct(field: Field, column: pa.StructArray, owners: Rows) -> pa.StructArray:
@@ -184,12 +190,6 @@ def convert_valid(
     return spread(convert_part(column.drop_null(), owners[valid]), valid)
 
 
-def spread(values: pa.Array, present: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pa.Array:
-    """Return a column as long as the mask: the values where it holds, null elsewhere."""
-    places = np.cumsum(present) - 1
-    return values.take(pa.array(np.maximum(places, 0), mask=~present))
-
-
 def as_decimals(column: pa.Array, where: str) -> pa.Decimal128Array:
     """Return exact decimal text as decimal128(38, 0), or doubles as they are written.
 
@@ -223,42 +223,7 @@ def decode_hex(column: pa.Array, where: str, owners: Rows) -> pa.BinaryArray:
         rows = np.unique(np.searchsorted(ends, wrong, side="right"))
         raise MalformedRowsError(owners[rows], f"{where} is not hex")
     offsets = np.append(starts, ends[-1:]) // 2 if len(starts) else np.zeros(1, np.int64)
-    raw = np.ascontiguousarray(bytes_of(digits))
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(raw)]
-    return pa.Array.from_buffers(pa.binary(), len(column), buffers)
-
-
-def drop_first_bytes(column: pa.BinaryArray, count: int) -> pa.BinaryArray:
-    """Return each value without its first bytes; a shorter one is empty. No value is null.
-
-    Beginnings and rests alternate in one array without any copy; selecting the rests copies once.
-    """
-    starts, ends, text = text_parts(column)
-    offsets = np.empty(2 * len(column) + 1, np.int32)
-    offsets[0::2] = np.append(starts, len(text))
-    offsets[1::2] = np.minimum(starts + count, ends)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text))]
-    both = pa.Array.from_buffers(column.type, 2 * len(column), buffers)
-    return both.take(pa.array(np.arange(1, 2 * len(column), 2)))
-
-
-def text_parts(
-    column: pa.Array,
-) -> tuple[
-    np.ndarray[tuple[int], np.dtype[np.int64]],
-    np.ndarray[tuple[int], np.dtype[np.int64]],
-    np.ndarray[tuple[int], np.dtype[np.uint8]],
-]:
-    """Return where each text begins and ends, and all texts one behind the other."""
-    _, offsets, data = column.buffers()
-    if not len(column):
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing, np.zeros(0, np.uint8)
-    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    first, last = int(bounds[0]), int(bounds[-1])
-    text = np.frombuffer(data, np.uint8)[first:last] if last > first else np.zeros(0, np.uint8)
-    positions = bounds.astype(np.int64) - first
-    return positions[:-1], positions[1:], text
+    return column_of(pa.binary(), offsets, np.ascontiguousarray(bytes_of(digits)))
 
 
 def _quantities(column: pa.StringArray, field: Field, owners: Rows) -> pa.Array:
@@ -371,13 +336,3 @@ def _fits(text: str | None) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
-
-
-def fixed_width_array(arrow_type: pa.DataType, values: npt.NDArray[np.uint8]) -> pa.Array:
-    """Return a string or binary column of the rows of a matrix, without a copy."""
-    rows, width = values.shape
-    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(width)
-    text = np.ascontiguousarray(values)
-    return pa.Array.from_buffers(
-        arrow_type, rows, [None, pa.py_buffer(offsets), pa.py_buffer(text.reshape(-1))]
-    )

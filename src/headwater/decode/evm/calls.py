@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import BlockRange, RangeSpec
+from headwater.decode.columns.buffers import drop_first_bytes, spread
 from headwater.decode.columns.field_columns import HEADER, name_columns
 from headwater.decode.columns.malformed import MalformedRowsError, OnError, refuse
 from headwater.decode.columns.row_filter import (
@@ -24,7 +25,7 @@ from headwater.decode.columns.row_filter import (
     select_rows,
 )
 from headwater.decode.columns.transaction_names import check_name, look_up_transactions
-from headwater.decode.columns.wire_columns import convert, drop_first_bytes, required, spread
+from headwater.decode.columns.wire_columns import convert, required
 from headwater.decode.evm.abi import Function
 from headwater.decode.evm.factory import ChildScope
 from headwater.decode.evm.payload import Payload

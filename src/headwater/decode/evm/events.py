@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import BlockRange, RangeSpec
+from headwater.decode.columns.buffers import text_of
 from headwater.decode.columns.field_columns import name_columns
 from headwater.decode.columns.integers import PARTS, WordText
 from headwater.decode.columns.malformed import MalformedRowsError, OnError
@@ -169,10 +170,7 @@ def _topic_type(parameter: Parameter) -> Elementary:
 
 def _topic_words(topics: pa.BinaryArray) -> WordText:
     """Return topics as words without a copy; every one has 64 digits, as `parse_logs` checked."""
-    _, offsets, digits = topics.buffers()
-    first = int(np.frombuffer(offsets, np.int32)[topics.offset])
-    text = np.frombuffer(digits, np.uint8)[first : first + 8 * PARTS * len(topics)]
-    return text.view("<u8").reshape(len(topics), PARTS)
+    return text_of(topics).view("<u8").reshape(len(topics), PARTS)
 
 
 def select_logs(

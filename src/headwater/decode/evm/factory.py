@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import RangeSpec
+from headwater.decode.columns.buffers import text_of
 from headwater.decode.columns.hex_text import hex_mask, numbers_of
 from headwater.decode.columns.malformed import OnError, said_of
 from headwater.decode.evm.abi import Event
@@ -339,10 +340,7 @@ def _words_of(addresses: pa.StringArray) -> tuple[Numbers, Integers | None]:
         addresses = addresses.filter(sized)
     if not len(addresses):
         return np.zeros((0, _WORDS), np.uint64), places
-    _, offsets, data = addresses.buffers()
-    first = int(np.frombuffer(offsets, np.int32)[addresses.offset])
-    text = np.frombuffer(data, np.uint8)[first : first + _TEXT * len(addresses)]
-    digits = np.ascontiguousarray(text.reshape(-1, _TEXT)[:, 2:])
+    digits = np.ascontiguousarray(text_of(addresses).reshape(-1, _TEXT)[:, 2:])
     return digits.view("<u8"), places
 
 

@@ -20,10 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headwater.decode.columns.buffers import (
+    column_of,
+    fixed_width_array,
+    lists_of,
+    offsets_of,
+    stretches,
+    text_parts,
+)
 from headwater.decode.columns.hex_text import bytes_of, hex_mask, is_lower_hex, numbers_of
 from headwater.decode.columns.integers import DIGITS, ONE, PARTS, ZEROS, WordText, decode_integers
 from headwater.decode.columns.malformed import MalformedRowsError, Rows, refuse, refuse_unless_utf8
-from headwater.decode.columns.wire_columns import fixed_width_array
 from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.types import (
     AbiType,
@@ -59,12 +66,7 @@ class Payload:
 
     def __init__(self, data: pa.BinaryArray, what: str = "data") -> None:
         self._what = what
-        _, offsets, digits = data.buffers()
-        bounds = np.frombuffer(offsets, np.int32)[data.offset : data.offset + len(data) + 1]
-        first, last = (int(bounds[0]), int(bounds[-1])) if len(data) else (0, 0)
-        text = np.frombuffer(digits, np.uint8)[first:last] if last > first else _NO_BYTES
-        positions = bounds.astype(np.int64) - first
-        self.starts, self.ends = positions[:-1], positions[1:]
+        self.starts, self.ends, text = text_parts(data)
         refuse((self.ends - self.starts) % 2 != 0, f"{what} has an odd number of hex digits")
         self.digits = self._checked(text)
 
@@ -159,7 +161,7 @@ class Payload:
     ) -> pa.ListArray:
         """Return the lists of items whose heads lie one behind the other from `firsts` on."""
         size = DIGITS * head_words(item)
-        bounds = np.concatenate(([0], np.cumsum(lengths)))
+        bounds = offsets_of(lengths)
         within = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
         frame = _Frame(
             np.repeat(firsts, lengths),
@@ -167,15 +169,13 @@ class Payload:
             np.repeat(owners, lengths),
         )
         items = self._value(item, frame.bases + size * within, frame, f"an item of {where}")
-        return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), items)
+        return lists_of(items, lengths)
 
     def _bytes(self, abi_type: Elementary, heads: Positions, frame: _Frame, where: str) -> pa.Array:
         at = self._follow(heads, frame, 1, where)
         lengths = self._lengths(at, frame.owners, 2, where)
         digits = self._cut(at + DIGITS, at + DIGITS + 2 * lengths)
-        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(bytes_of(digits))]
-        column = pa.Array.from_buffers(arrow_type(abi_type), len(heads), buffers)
+        column = column_of(arrow_type(abi_type), offsets_of(lengths), bytes_of(digits))
         if abi_type.kind is Kind.STRING:
             refuse_unless_utf8(column, where, frame.owners)
         return column
@@ -187,10 +187,7 @@ class Payload:
             return np.concatenate(parts)
         if not len(starts):
             return _NO_BYTES
-        offsets = np.stack([starts, ends], axis=1).astype(np.int32).reshape(-1)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.digits)]
-        both = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
-        chosen = both.take(pa.array(np.arange(0, len(offsets), 2, dtype=np.int64)))
+        chosen = stretches(pa.binary(), self.digits, starts, ends)
         total = int((ends - starts).sum())
         return np.frombuffer(chosen.buffers()[2], np.uint8)[:total] if total else _NO_BYTES
 

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import BlockRange
+from headwater.decode.columns.buffers import lists_of
 from headwater.decode.lines.block_lines import (
     HEADER_FIELDS,
     Header,
@@ -230,11 +231,8 @@ def _wire_array(field: Field, values: list[Any]) -> pa.Array:
     lists = [value for value in values if value is not None]
     counts = np.zeros(len(values), np.int64)
     counts[~mask] = np.fromiter(map(len, lists), np.int64, len(lists))
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     items = _scalars(field, list(chain.from_iterable(lists)))
-    return pa.ListArray.from_arrays(
-        pa.array(offsets), items, mask=pa.array(mask) if mask.any() else None
-    )
+    return lists_of(items, counts, pa.array(mask) if mask.any() else None)
 
 
 def _scalars(field: Field, values: list[Any]) -> pa.Array:

@@ -28,10 +28,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.decode.columns.base58 import encode_base58
+from headwater.decode.columns.buffers import (
+    column_of,
+    fixed_width_array,
+    lists_of,
+    offsets_of,
+    spread,
+    text_parts,
+)
 from headwater.decode.columns.decimal_text import format_integers, negate
 from headwater.decode.columns.integers import DECIMAL, Integer, integer_field
 from headwater.decode.columns.malformed import Rows, refuse, refuse_unless_utf8
-from headwater.decode.columns.wire_columns import fixed_width_array, spread, text_parts
 from headwater.errors import LayoutError
 
 _INTEGER = re.compile(r"([ui])(8|16|32|64|128|256)")
@@ -333,9 +340,7 @@ class BorshReader:
         lengths = self._length(at, size, 1, owners, where)
         at = at + size
         flat = np.repeat(at - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
-        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data[flat])]
-        column = pa.Array.from_buffers(pa.binary(), len(at), buffers)
+        column = column_of(pa.binary(), offsets_of(lengths), self.data[flat])
         if arrow_type(borsh) == pa.string():
             refuse_unless_utf8(column, where, owners)
             column = column.cast(pa.string())
@@ -392,8 +397,7 @@ class BorshReader:
             firsts = np.repeat(at, lengths)
             items, _ = self._read(item, firsts + size * within, np.repeat(owners, lengths), place)
             after = at + size * lengths
-        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), items), after
+        return lists_of(items, lengths), after
 
     def _rounds(
         self, item: BorshType, lengths: Positions, at: Positions, owners: Rows, where: str

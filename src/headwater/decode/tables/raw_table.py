@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from headwater.core import BlockRange, Ranges, RangeSpec, parse_ranges
 from headwater.core.several import Several
+from headwater.decode.columns.buffers import fixed_width_array, lists_of
 from headwater.decode.columns.field_columns import (
     HEADER,
     check_decimals,
@@ -36,7 +37,7 @@ from headwater.decode.columns.transaction_names import (
     look_up_transactions,
     transaction_name,
 )
-from headwater.decode.columns.wire_columns import as_decimals, convert, fixed_width_array
+from headwater.decode.columns.wire_columns import as_decimals, convert
 from headwater.decode.lines.block_lines import HEADER_FIELDS
 from headwater.decode.lines.entities import Entities, stored_name
 from headwater.decode.lines.log_scan import TOPICS
@@ -255,8 +256,7 @@ def _topic_lists(batch: pa.RecordBatch) -> pa.ListArray:
     raw = np.frombuffer(digits.buffers()[2] or b"", np.uint8)[: 64 * len(digits)]
     text = np.empty((len(digits), 66), np.uint8)
     text[:, :2], text[:, 2:] = _PREFIX, raw.reshape(-1, 64)
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), fixed_width_array(pa.string(), text))
+    return lists_of(fixed_width_array(pa.string(), text), counts)
 
 
 def named_table(
