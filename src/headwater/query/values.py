@@ -122,77 +122,72 @@ def check_value(where: str, condition: Condition, value: object) -> Value:
 def describe_item(condition: Condition) -> str:
     """Say in words what one value looks like; used in errors and in the reference page."""
     choices = [f"'{choice}'" for choice in condition.choices]
-    match condition.kind:
-        case ValueKind.HEX:
-            plural = "" if condition.width == 1 else "s"
-            return " or ".join([*choices, f"0x-hex of {condition.width} byte{plural}"])
-        case ValueKind.BARE_HEX:
-            return f"hex of {condition.width} bytes"
-        case ValueKind.PUBKEY:
-            return "base58 of 32 bytes"
-        case ValueKind.BITCOIN_ADDRESS:
-            return "Bitcoin address"
-        case ValueKind.TRON_ADDRESS:
-            return "Tron address: T… or hex of 21 bytes (41…)"
-        case ValueKind.QUALIFIED_NAME:
-            return "name with its pallet, as in Balances.Transfer"
-        case ValueKind.TEXT:
-            return "text"
-        case ValueKind.NUMBER:
-            return "non-negative integer"
-        case ValueKind.CHOICE:
-            return " or ".join(choices)
-        case ValueKind.BOOL:
-            return "True or False"
+    if condition.kind is ValueKind.HEX:
+        plural = "" if condition.width == 1 else "s"
+        return " or ".join([*choices, f"0x-hex of {condition.width} byte{plural}"])
+    if condition.kind is ValueKind.BARE_HEX:
+        return f"hex of {condition.width} bytes"
+    return _WORDS.get(condition.kind) or " or ".join(choices)
+
+
+_WORDS = {
+    ValueKind.PUBKEY: "base58 of 32 bytes",
+    ValueKind.BITCOIN_ADDRESS: "Bitcoin address",
+    ValueKind.TRON_ADDRESS: "Tron address: T… or hex of 21 bytes (41…)",
+    ValueKind.QUALIFIED_NAME: "name with its pallet, as in Balances.Transfer",
+    ValueKind.TEXT: "text",
+    ValueKind.NUMBER: "non-negative integer",
+    ValueKind.BOOL: "True or False",
+}
 
 
 def _check_item(where: str, condition: Condition, item: object) -> Item:
-    checked = _CHECKS[condition.kind](condition, item)
+    checked = _check_text(condition, item) if isinstance(item, str) else None
+    if condition.kind is ValueKind.BOOL and isinstance(item, bool):
+        checked = item
+    if condition.kind is ValueKind.NUMBER and isinstance(item, int) and not isinstance(item, bool):
+        checked = int(item) if 0 <= item <= _MAX_NUMBER else None
     if checked is None:
         raise QueryError(f"{where} takes {describe_item(condition)}", got=_show(item))
     return checked
 
 
-def _hex(condition: Condition, item: object) -> str | None:
-    if not isinstance(item, str):
+def _check_text(condition: Condition, text: str) -> Item | None:
+    """Return the text as it goes on the wire; None if it is no value of this kind."""
+    lowered = text.lower()
+    match condition.kind:
+        case ValueKind.HEX:
+            fits = len(lowered) == 2 + 2 * condition.width and _HEX.fullmatch(lowered)
+            return lowered if fits or lowered in condition.choices else None
+        case ValueKind.BARE_HEX:
+            digits = _BARE_HEX.fullmatch(lowered)
+            return digits[1] if digits and len(digits[1]) == 2 * condition.width else None
+        case ValueKind.PUBKEY:
+            raw = _attempt(base58.decode, text)
+            return text if raw is not None and len(raw) == _PUBKEY_BYTES else None
+        case ValueKind.BITCOIN_ADDRESS:
+            if text in (lowered, text.upper()) and is_bech32(lowered):
+                return lowered
+            raw = _attempt(base58.decode_with_checksum, text)
+            return text if raw is not None and len(raw) == _BITCOIN_BYTES else None
+        case ValueKind.TRON_ADDRESS:
+            return _tron_address(condition, text)
+        case ValueKind.QUALIFIED_NAME:
+            return text if _NAME.fullmatch(text) else None
+        case ValueKind.CHOICE:
+            return text if text in condition.choices else None
+        case ValueKind.TEXT:
+            return text or None
+        case _:
+            return None
+
+
+def _tron_address(condition: Condition, text: str) -> str | None:
+    raw = _attempt(base58.decode_with_checksum, text)
+    digits = _TRON.fullmatch(raw.hex() if raw and len(raw) == _TRON_BYTES else text.lower())
+    if digits is None:
         return None
-    lowered = item.lower()
-    if lowered in condition.choices:
-        return lowered
-    fits = len(lowered) == 2 + 2 * condition.width and _HEX.fullmatch(lowered)
-    return lowered if fits else None
-
-
-def _pubkey(_: Condition, item: object) -> str | None:
-    if not isinstance(item, str):
-        return None
-    raw = _attempt(base58.decode, item)
-    return item if raw is not None and len(raw) == _PUBKEY_BYTES else None
-
-
-def _bare_hex(condition: Condition, item: object) -> str | None:
-    found = _BARE_HEX.fullmatch(item.lower()) if isinstance(item, str) else None
-    return found[1] if found and len(found[1]) == 2 * condition.width else None
-
-
-def _bitcoin_address(_: Condition, item: object) -> str | None:
-    if not isinstance(item, str):
-        return None
-    if item in (item.lower(), item.upper()) and is_bech32(item.lower()):
-        return item.lower()
-    raw = _attempt(base58.decode_with_checksum, item)
-    return item if raw is not None and len(raw) == _BITCOIN_BYTES else None
-
-
-def _tron_address(condition: Condition, item: object) -> str | None:
-    if not isinstance(item, str):
-        return None
-    raw = _attempt(base58.decode_with_checksum, item)
-    text = raw.hex() if raw is not None and len(raw) == _TRON_BYTES else item.lower()
-    found = _TRON.fullmatch(text)
-    if found is None:
-        return None
-    return found[1] if condition.width < _TRON_BYTES else f"41{found[1]}"
+    return digits[1] if condition.width < _TRON_BYTES else f"41{digits[1]}"
 
 
 def _attempt(decode: Callable[[str], bytes], text: str) -> bytes | None:
@@ -228,42 +223,6 @@ def _remainder(values: list[int]) -> int:
         for bit, generator in enumerate(_GENERATORS):
             total ^= generator if top >> bit & 1 else 0
     return total
-
-
-def _qualified_name(_: Condition, item: object) -> str | None:
-    return item if isinstance(item, str) and _NAME.fullmatch(item) else None
-
-
-def _text(_: Condition, item: object) -> str | None:
-    return item if isinstance(item, str) and item else None
-
-
-def _number(_: Condition, item: object) -> int | None:
-    if not isinstance(item, int) or isinstance(item, bool):
-        return None
-    return int(item) if 0 <= item <= _MAX_NUMBER else None
-
-
-def _choice(condition: Condition, item: object) -> str | None:
-    return item if isinstance(item, str) and item in condition.choices else None
-
-
-def _bool(_: Condition, item: object) -> bool | None:
-    return item if isinstance(item, bool) else None
-
-
-_CHECKS: Mapping[ValueKind, Callable[[Condition, object], Item | None]] = {
-    ValueKind.HEX: _hex,
-    ValueKind.BARE_HEX: _bare_hex,
-    ValueKind.PUBKEY: _pubkey,
-    ValueKind.BITCOIN_ADDRESS: _bitcoin_address,
-    ValueKind.TRON_ADDRESS: _tron_address,
-    ValueKind.QUALIFIED_NAME: _qualified_name,
-    ValueKind.TEXT: _text,
-    ValueKind.NUMBER: _number,
-    ValueKind.CHOICE: _choice,
-    ValueKind.BOOL: _bool,
-}
 
 
 def _show(value: object) -> str:
