@@ -11,7 +11,7 @@ from headwater.decode.evm.builtin_events import KNOWN_EVENTS
 from headwater.decode.evm.calls import CallsOutput
 from headwater.decode.evm.events import CreationsOutput, EventsOutput, creations_of
 from headwater.decode.evm.factory import Children, ChildScope, Factory
-from headwater.decode.evm.signature import Parameter
+from headwater.decode.evm.types import Parameter
 from headwater.decode.lines.entities import Entities
 from headwater.decode.lines.logs import LOG_SCHEMA, parse_logs
 from headwater.decode.output import (

@@ -23,7 +23,6 @@ from headwater.decode.columns.field_columns import check_decimals
 from headwater.decode.columns.malformed import OnError, check_on_error
 from headwater.decode.evm.abi import Event, Function, parse_event, parse_function
 from headwater.decode.evm.abi import load_abi as abi
-from headwater.decode.evm.addresses import check_address
 from headwater.decode.evm.calls import CallsOutput, Source, call_columns
 from headwater.decode.evm.events import (
     EventsOutput,
@@ -41,9 +40,8 @@ from headwater.decode.evm.factory import (
     check_since,
     events_scope,
 )
-from headwater.decode.evm.signature import Parameter
-from headwater.decode.evm.topics import make_topic_filters
-from headwater.decode.evm.types import Elementary, Kind, arrow_field, is_wide
+from headwater.decode.evm.topics import check_address, make_topic_filters
+from headwater.decode.evm.types import Elementary, Kind, Parameter, arrow_field, is_wide
 from headwater.decode.tables.raw_table import Fields, TableOutput, make_table
 from headwater.errors import AddressError, InvalidOptionError, InvalidRangeError, ParameterError
 from headwater.query import EvmQuery, Query

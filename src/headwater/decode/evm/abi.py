@@ -18,18 +18,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from headwater.decode.evm.addresses import keccak256
+from Crypto.Hash import keccak
+
 from headwater.decode.evm.builtin_events import KNOWN_EVENTS
-from headwater.decode.evm.signature import (
+from headwater.decode.evm.types import (
     MAX_INDEXED,
+    AbiType,
+    Array,
+    Member,
     Parameter,
-    ParsedEvent,
-    ParsedFunction,
+    Tuple,
+    canonical,
+    head_words,
     parse_elementary,
+    parse_event_text,
     parse_function_text,
-    parse_text,
 )
-from headwater.decode.evm.types import AbiType, Array, Member, Tuple, canonical, head_words
 from headwater.errors import SignatureError
 
 _BUILT_IN = re.compile(r"\w+\.\w+")
@@ -76,28 +80,34 @@ def parse_event(source: str | Mapping[str, object] | Event) -> Event:
     if isinstance(source, Event):
         return source
     if isinstance(source, Mapping):
-        return _build_event(_parse_event_entry(source), str(source.get("name")))
+        name, inputs, _ = _parse_entry(source, "event")
+        return _build_event(name, inputs, source.get("anonymous") is True, name)
     if not isinstance(source, str):
         raise SignatureError("an event is text or a JSON ABI entry", got=type(source).__name__)
     text = source.strip()
     if text.startswith(("{", "[")):
         return parse_event(_load_entry(text))
     if _BUILT_IN.fullmatch(text):
-        return _build_event(parse_text(_known(text)), text)
-    return _build_event(parse_text(source), source)
+        return _build_event(*parse_event_text(_known(text)), text)
+    return _build_event(*parse_event_text(source), source)
 
 
-def _build_event(parsed: ParsedEvent, source: str) -> Event:
-    parameters = _name(parsed.parameters)
-    refuse_repeated([one.name for one in parameters], source)
-    limit = MAX_INDEXED + parsed.anonymous
+def keccak256(message: bytes) -> bytes:
+    """Return the 32-byte digest that Ethereum calls keccak256, which SHA-3 is not."""
+    return keccak.new(digest_bits=256, data=message).digest()
+
+
+def _build_event(name: str, written: tuple[Parameter, ...], anonymous: bool, source: str) -> Event:
+    parameters = _name(written)
+    _refuse_repeated([one.name for one in parameters], source)
+    limit = MAX_INDEXED + anonymous
     if sum(one.indexed for one in parameters) > limit:
         raise SignatureError(f"an event has at most {limit} indexed parameters", event=source)
     if sum(head_words(one.type) for one in parameters) > MAX_HEAD_WORDS:
         raise SignatureError("a fixed array is larger than any log", event=source)
-    signature = f"{parsed.name}({','.join(canonical(one.type) for one in parameters)})"
+    signature = f"{name}({','.join(canonical(one.type) for one in parameters)})"
     topic0 = f"0x{keccak256(signature.encode()).hex()}"
-    return Event(parsed.name, parameters, signature, topic0, parsed.anonymous)
+    return Event(name, parameters, signature, topic0, anonymous)
 
 
 def _name(parameters: Sequence[Parameter], prefix: str = "arg") -> tuple[Parameter, ...]:
@@ -106,7 +116,7 @@ def _name(parameters: Sequence[Parameter], prefix: str = "arg") -> tuple[Paramet
     )
 
 
-def refuse_repeated(names: list[str], source: str, kind: str = "event") -> None:
+def _refuse_repeated(names: list[str], source: str, kind: str = "event") -> None:
     """Column names must differ, and Spark does not tell From and from apart."""
     seen: set[str] = set()
     for name in names:
@@ -151,22 +161,24 @@ def _is_event(entry: object) -> bool:
     return isinstance(entry, dict) and entry.get("type") == "event"
 
 
-def _parse_event_entry(entry: Mapping[str, object]) -> ParsedEvent:
-    name, inputs = entry.get("name"), entry.get("inputs", [])
-    if entry.get("type", "event") != "event":
-        raise SignatureError("this ABI entry is no event", type=entry.get("type"), name=name)
+def _parse_entry(
+    entry: Mapping[str, object], kind: str
+) -> tuple[str, tuple[Parameter, ...], tuple[Parameter, ...]]:
+    """Return name, inputs and outputs of a JSON ABI entry of this kind; events have no outputs."""
+    name, parts = entry.get("name"), ("inputs", "outputs") if kind == "function" else ("inputs",)
+    if entry.get("type", kind) != kind:
+        raise SignatureError(f"this ABI entry is no {kind}", type=entry.get("type"), name=name)
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
         raise SignatureError("an ABI entry needs a name", got=repr(name))
-    if not isinstance(inputs, list):
-        raise SignatureError("'inputs' of an ABI entry is a list", event=name)
-    return ParsedEvent(
-        name, parse_parameters(inputs, f"{name}.inputs"), entry.get("anonymous") is True
-    )
-
-
-def parse_parameters(items: list[object], where: str) -> tuple[Parameter, ...]:
-    """Understand 'inputs' or 'outputs' of a JSON ABI entry; `where` names them in errors."""
-    return tuple(_parse_input(item, f"{where}[{at}]", 0) for at, item in enumerate(items))
+    parsed: dict[str, tuple[Parameter, ...]] = {}
+    for part in parts:
+        items = entry.get(part, [])
+        if not isinstance(items, list):
+            raise SignatureError(f"{part!r} of an ABI entry is a list", **{kind: name})
+        parsed[part] = tuple(
+            _parse_input(item, f"{name}.{part}[{at}]", 0) for at, item in enumerate(items)
+        )
+    return name, parsed["inputs"], parsed.get("outputs", ())
 
 
 def _parse_input(item: object, where: str, depth: int) -> Parameter:
@@ -208,7 +220,7 @@ def _parse_components(components: object, where: str, depth: int) -> Tuple:
         for at, component in enumerate(components)
     ]
     named = tuple(Member(one.name or f"arg{at}", one.type) for at, one in enumerate(members))
-    refuse_repeated([member.name for member in named], where)
+    _refuse_repeated([member.name for member in named], where)
     return Tuple(named)
 
 
@@ -232,43 +244,30 @@ def parse_function(source: str | Mapping[str, object] | Function) -> Function:
     if isinstance(source, Function):
         return source
     if isinstance(source, str) and not source.strip().startswith("{"):
-        return _build_function(parse_function_text(source), source)
+        return _build_function(*parse_function_text(source), source)
     try:
         entry = json.loads(source) if isinstance(source, str) else source
     except (ValueError, RecursionError) as error:
         raise SignatureError("not JSON", function=str(source)[:200]) from error
     if not isinstance(entry, Mapping):
         raise SignatureError("a function is text or a JSON ABI entry", got=type(entry).__name__)
-    return _build_function(_parse_function_entry(entry), str(entry.get("name")))
+    name, inputs, outputs = _parse_entry(entry, "function")
+    return _build_function(name, inputs, outputs, name)
 
 
-def _build_function(parsed: ParsedFunction, source: str) -> Function:
-    inputs = _name(parsed.inputs)
-    outputs = _name(parsed.outputs, "result")
-    if len(outputs) == 1 and not parsed.outputs[0].name:
+def _build_function(
+    name: str, taken: tuple[Parameter, ...], returned: tuple[Parameter, ...], source: str
+) -> Function:
+    inputs, outputs = _name(taken), _name(returned, "result")
+    if len(outputs) == 1 and not returned[0].name:
         outputs = (replace(outputs[0], name="result"),)
     for group in (inputs, outputs):
-        refuse_repeated([one.name for one in group], source, "function")
+        _refuse_repeated([one.name for one in group], source, "function")
         if sum(head_words(one.type) for one in group) > MAX_HEAD_WORDS:
             raise SignatureError("a fixed array is larger than any call", function=source)
-    signature = f"{parsed.name}({','.join(canonical(one.type) for one in inputs)})"
+    signature = f"{name}({','.join(canonical(one.type) for one in inputs)})"
     sighash = f"0x{keccak256(signature.encode())[:4].hex()}"
-    return Function(parsed.name, inputs, outputs, signature, sighash)
-
-
-def _parse_function_entry(entry: Mapping[str, object]) -> ParsedFunction:
-    name, inputs, outputs = entry.get("name"), entry.get("inputs", []), entry.get("outputs", [])
-    if entry.get("type", "function") != "function":
-        raise SignatureError("this ABI entry is no function", type=entry.get("type"), name=name)
-    if not isinstance(name, str) or not name.isidentifier():
-        raise SignatureError("an ABI entry needs a name", got=repr(name))
-    if not isinstance(inputs, list) or not isinstance(outputs, list):
-        raise SignatureError("'inputs' and 'outputs' of an ABI entry are lists", function=name)
-    return ParsedFunction(
-        name,
-        parse_parameters(inputs, f"{name}.inputs"),
-        parse_parameters(outputs, f"{name}.outputs"),
-    )
+    return Function(name, inputs, outputs, signature, sighash)
 
 
 _Named = TypeVar("_Named", Event, Function)

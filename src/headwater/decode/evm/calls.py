@@ -29,8 +29,7 @@ from headwater.decode.columns.wire_columns import convert, required
 from headwater.decode.evm.abi import Function
 from headwater.decode.evm.factory import ChildScope
 from headwater.decode.evm.payload import Payload
-from headwater.decode.evm.signature import Parameter
-from headwater.decode.evm.types import arrow_field, arrow_type
+from headwater.decode.evm.types import Parameter, arrow_field, arrow_type
 from headwater.decode.lines.block_lines import HEADER_FIELDS
 from headwater.decode.lines.entities import Entities
 from headwater.decode.output import DecodedRows, decode_rows

@@ -24,9 +24,16 @@ from headwater.decode.columns.row_filter import in_ranges, is_one_of, keep_rows
 from headwater.decode.evm.abi import Event
 from headwater.decode.evm.factory import FOUND_FIELDS, ChildScope, Factory, events_scope
 from headwater.decode.evm.payload import Payload, decode_words
-from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.topics import TopicFilters
-from headwater.decode.evm.types import Array, Elementary, Kind, Tuple, arrow_field, is_dynamic
+from headwater.decode.evm.types import (
+    Array,
+    Elementary,
+    Kind,
+    Parameter,
+    Tuple,
+    arrow_field,
+    is_dynamic,
+)
 from headwater.decode.lines.entities import Entities
 from headwater.decode.lines.log_scan import TOPICS
 from headwater.decode.lines.logs import LOG_SCHEMA

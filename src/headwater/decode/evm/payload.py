@@ -31,12 +31,12 @@ from headwater.decode.columns.buffers import (
 from headwater.decode.columns.hex_text import bytes_of, hex_mask, is_lower_hex, numbers_of
 from headwater.decode.columns.integers import DIGITS, ONE, PARTS, ZEROS, WordText, decode_integers
 from headwater.decode.columns.malformed import MalformedRowsError, Rows, refuse, refuse_unless_utf8
-from headwater.decode.evm.signature import Parameter
 from headwater.decode.evm.types import (
     AbiType,
     Array,
     Elementary,
     Kind,
+    Parameter,
     Tuple,
     arrow_type,
     canonical,

@@ -1,16 +1,18 @@
-"""Encodes values of indexed parameters as topics, for the portal's filters."""
+"""Encodes values of indexed parameters as topics, and checks addresses as users write them.
+
+Used only when an event, an address or a filter is defined, on the driver: never per row.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 
-from headwater.decode.evm.abi import Event
-from headwater.decode.evm.addresses import check_address, keccak256
-from headwater.decode.evm.signature import Parameter
-from headwater.decode.evm.types import AbiType, Elementary, Kind, canonical
-from headwater.errors import ParameterError
+from headwater.decode.evm.abi import Event, keccak256
+from headwater.decode.evm.types import AbiType, Elementary, Kind, Parameter, canonical
+from headwater.errors import AddressError, ParameterError
 
+_ADDRESS = re.compile(r"0[xX]([0-9a-fA-F]{40})")
 _HEX = re.compile(r"0x((?:[0-9a-fA-F]{2})*)")
 
 TopicFilters = tuple[tuple[int, tuple[str, ...]], ...]
@@ -118,3 +120,33 @@ def _describe(abi_type: AbiType) -> str:
             return "bytes, or 0x and hex digits"
         case _:
             return f"the 32-byte hash of a {canonical(abi_type)}, as that is all a topic holds"
+
+
+def check_address(value: object, where: str) -> str:
+    """Return the address in lower case. Called for contracts and filters when outputs are defined.
+
+    An address in mixed case carries a checksum in its capitals (EIP-55), so a mistyped digit is
+    found. All lower or all upper case carries none.
+
+    Raises:
+        AddressError: not an address, or the checksum is wrong.
+    """
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise AddressError(f"{where}: not an address", got=repr(value)[:80])
+    digits = found[1]
+    if digits not in (digits.lower(), digits.upper()) and digits != checksum(digits):
+        raise AddressError(
+            f"{where}: the checksum is wrong, so a digit or a capital is mistyped", got=value
+        )
+    return f"0x{digits.lower()}"
+
+
+def checksum(digits: str) -> str:
+    """Return the 40 digits with the capitals of EIP-55."""
+    lowered = digits.lower()
+    nibbles = keccak256(lowered.encode()).hex()
+    return "".join(
+        digit.upper() if int(nibble, 16) >= 8 else digit
+        for digit, nibble in zip(lowered, nibbles, strict=False)
+    )

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from headwater.decode import KNOWN_EVENTS, evm, parse_event, parse_function
-from headwater.decode.evm.addresses import check_address, checksum, keccak256
+from headwater.decode.evm.abi import keccak256
+from headwater.decode.evm.topics import check_address, checksum
 from headwater.decode.evm.types import Array, Elementary, Kind, Tuple, canonical
 from headwater.errors import AddressError, SignatureError
 
