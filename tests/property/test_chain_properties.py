@@ -24,8 +24,7 @@ from headwater.testing.chain.tree import (
     number_in_hash,
 )
 from headwater.testing.portal.select import Selection
-from headwater.testing.portal.surface import TRACE_FIELDS
-from headwater.testing.portal.surfaces import SURFACES
+from headwater.testing.portal.surface import SURFACES, TRACE_FIELDS
 
 networks = st.sampled_from(list(Network))
 steps = st.lists(

@@ -14,7 +14,7 @@ from headwater.testing.chain.content.evm_scenes import APPROVAL, SWAP, TRANSFER
 from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
 from headwater.testing.chain.tree import ChainSim, ContentSettings, Network, SimBlock
 from headwater.testing.portal.select import BadRequest, Selection
-from headwater.testing.portal.surfaces import SURFACES
+from headwater.testing.portal.surface import SURFACES
 
 Row = dict[str, Any]
 EACH = pytest.mark.parametrize("network", list(Network))

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from Crypto.Hash import keccak
 
 from headwater.testing.chain.content import content_of
-from headwater.testing.chain.tree import ChainSim, SimBlock
+from headwater.testing.chain.tree import ChainSim, Network, SimBlock
 from headwater.testing.portal.answer import Break, SimAnswer
 from headwater.testing.portal.replicas import View
-from headwater.testing.portal.surface import EVM, words
+from headwater.testing.portal.surface import SURFACES
 
 if TYPE_CHECKING:
     from headwater.testing.portal.dataset import PortalSim
@@ -54,9 +54,10 @@ TOO_WIDE = (
     "Log response size exceeded. this block range should work: [{first}, {last}]",
     "exceed maximum block range: {most}",
 )
-_RECEIPT = words(
-    "contractAddress gasUsed cumulativeGasUsed effectiveGasPrice status logsBloom l1Fee "
-    "l1FeeScalar l1GasPrice l1GasUsed l1BlobBaseFee l1BlobBaseFeeScalar l1BaseFeeScalar"
+_RECEIPT = (
+    *("contractAddress", "gasUsed", "cumulativeGasUsed", "effectiveGasPrice", "status"),
+    *("logsBloom", "l1Fee", "l1FeeScalar", "l1GasPrice", "l1GasUsed", "l1BlobBaseFee"),
+    *("l1BlobBaseFeeScalar", "l1BaseFeeScalar"),
 )
 
 
@@ -249,7 +250,8 @@ class NodeSim:
         rows = content.rows("transactions")
         found["transactions"] = [row["hash"] for row in rows]
         if full:
-            kept = [name for name in EVM.families["transactions"].fields if name not in _RECEIPT]
+            fields = SURFACES[Network.EVM].families["transactions"].fields
+            kept = [name for name in fields if name not in _RECEIPT]
             found["transactions"] = [
                 {name: _hexed(row[name]) for name in kept if name != "sighash"}
                 | {"blockHash": block.hash, "blockNumber": hex(block.number)}

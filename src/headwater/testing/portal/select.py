@@ -26,6 +26,7 @@ from headwater.testing.portal.surface import (
     BLOOM,
     HIGHEST,
     LOWEST,
+    SURFACES,
     TRACE_FIELDS,
     TRANSACTION,
     Family,
@@ -33,7 +34,6 @@ from headwater.testing.portal.surface import (
     Relation,
     Surface,
 )
-from headwater.testing.portal.surfaces import SURFACES
 
 __all__ = ["BadRequest", "Selection"]
 
@@ -191,7 +191,7 @@ def _read_filter(name: str, family: Family, given: Any) -> tuple[FilterObject, d
         )
     if family.implied is not None:
         tests.append(family.implied)
-    return FilterObject(family.items or name, tuple(tests), tuple(relations)), text
+    return FilterObject(family.items, tuple(tests), tuple(relations)), text
 
 
 class Bloom(Container[Any]):

@@ -1,14 +1,24 @@
-"""The query surface of the simulated portal: what it is made of, and those of EVM and Solana.
+"""The query surface of the simulated portal: what a request to a network may name, and its meaning.
 
-Written from the wire's own description and apart from `headwater.query`, which builds requests: the
-simulator is where requests are judged, so a mistake in one must not be hidden by the other.
+Names of fields, filters and flags are those of the catalogue (`headwater.query`). What they mean is
+written here, from the wire's own description: how a filter's values are compared, what of a row
+they are compared with, and which rows belong together. The simulator is where requests are judged,
+so a mistake of the catalogue must not be hidden: every field stands in the contents as well, and a
+filter that is on no field of its own name needs a line in `_FILTERS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from headwater.query import NETWORKS
+from headwater.query.catalog import Entity
+from headwater.query.catalog import Network as Catalogue
+from headwater.query.filters import Family as Filters
+from headwater.query.values import Condition, ValueKind
+from headwater.testing.chain.population import Network
 
 Row = dict[str, Any]
 Getter = Callable[[Row], Any]
@@ -42,7 +52,7 @@ class Family:
     fields: tuple[str, ...]
     filters: dict[str, Filter]
     relations: dict[str, Relation]
-    items: str | None = None
+    items: str
     implied: tuple[Getter, frozenset[str]] | None = None
     is_asked: bool = True
 
@@ -53,11 +63,11 @@ class Surface:
 
     block_fields: tuple[str, ...]
     families: dict[str, Family]
-    owners: dict[str, str] = field(default_factory=dict)
 
     def owner(self, family: str) -> str:
         """Return the key by which rows of a family name their transaction."""
-        return self.owners.get(family, "transactionIndex")
+        names = self.families[family].fields
+        return next(one for one in ("transactionIndex", "extrinsicIndex", "index") if one in names)
 
 
 TRANSACTION = "transaction"
@@ -69,28 +79,41 @@ BELOW = "below"
 ABOVE = "above"
 """Rows whose address this row's continues."""
 
+_RELATIONS = {
+    "subtraces": BELOW,
+    "parents": ABOVE,
+    "innerInstructions": BELOW,
+    "parentInstructions": ABOVE,
+    "instructions.logs": INSTRUCTION,
+    "instruction": INSTRUCTION,
+    "subcalls": BELOW,
+    "stack": ABOVE,
+    "call": INSTRUCTION,
+    "events": INSTRUCTION,
+}
+"""By what rows belong together, by flag, where it is not the transaction."""
+
 LOWEST, HIGHEST = "lowest", "highest"
 """Kinds of filter that hold one number: the lower or the upper end of a range."""
 
 BLOOM = "bloom"
 """Kind of filter on any item of a list that is asked of a bloom filter: some others match, too."""
 
-_TRACES = {
-    "create": {"action": "from value gas init", "result": "gasUsed code address"},
-    "call": {"action": "callType from to value gas input sighash", "result": "gasUsed output"},
-    "suicide": {"action": "address refundAddress balance"},
-    "reward": {"action": "author value type"},
+_KINDS = {
+    ValueKind.HEX: "hex",
+    ValueKind.BARE_HEX: "hex",
+    ValueKind.TRON_ADDRESS: "hex",
+    ValueKind.NUMBER: "number",
+    ValueKind.BOOL: "flag",
 }
+"""How a portal compares values; all others are compared as they are."""
+
 TRACE_FIELDS = {
-    f"{kind}{part.removeprefix('action').title()}{name[0].upper()}{name[1:]}": (
-        kind,
-        part,
-        name,
-        name,
-    )
-    for kind, parts in _TRACES.items()
-    for part, names in parts.items()
-    for name in names.split()
+    field.wire: (str(field.variant), *field.nested, field.nested[-1])
+    for catalogue in NETWORKS
+    for entity in catalogue.entities
+    for field in entity.fields
+    if field.nested
 } | {"callType": ("call", "action", "type", "callType")}
 """Flat selection key: the trace type it is of, and the part, name and source it is sent as.
 
@@ -102,7 +125,7 @@ def _column(name: str) -> Getter:
     return lambda row: row[name]
 
 
-def item(name: str, position: int) -> Getter:
+def _item(name: str, position: int) -> Getter:
     """Return what reads one item of a list; nothing where it is shorter."""
 
     def get(row: Row) -> Any:
@@ -126,162 +149,132 @@ def _accounts(row: Row) -> list[str]:
     return [*row["accountKeys"], *loaded.get("readonly", ()), *loaded.get("writable", ())]
 
 
-def columns(kind: str, *names: str) -> dict[str, Filter]:
-    """Return filters on fields of the same names."""
-    return {name: Filter(kind, _column(name)) for name in names}
+def _inside(field: str, *places: str, length: int | None = None) -> Getter:
+    """Return what stands at the first of some places in a field; or its beginning.
+
+    Places are keys with dots between them.
+    """
+
+    def get(row: Row) -> Any:
+        for place in places:
+            value: Any = row[field]
+            for key in place.split("."):
+                if isinstance(value, list):
+                    value = value[int(key)] if int(key) < len(value) else None
+                else:
+                    value = value.get(key) if isinstance(value, dict) else None
+            if value is not None:
+                return value[:length]
+        return None
+
+    return get
 
 
-def words(text: str) -> tuple[str, ...]:
-    """Return the words of a text."""
-    return tuple(text.split())
+def _parameter(key: str, length: int | None = None) -> Getter:
+    return _inside("parameter", f"value.{key}", length=length)
 
 
-def related(by: str = TRANSACTION, **flags: str) -> dict[str, Relation]:
-    """Return flags that pull in these families."""
-    return {flag: Relation(target, by) for flag, target in flags.items()}
+def _topics(family: str, *places: str) -> dict[str, Filter]:
+    return {
+        f"{family}.topic{at}": Filter("hex", _inside("args", *(f"{one}.{at}" for one in places)))
+        for at in range(4)
+    }
 
 
-EVM = Surface(
-    block_fields=words(
-        "number hash parentHash timestamp transactionsRoot receiptsRoot stateRoot logsBloom "
-        "sha3Uncles extraData miner nonce mixHash size gasLimit gasUsed difficulty "
-        "totalDifficulty baseFeePerGas blobGasUsed excessBlobGas l1BlockNumber uncles "
-        "withdrawalsRoot withdrawals parentBeaconBlockRoot requestsHash "
-        "mainBlockGeneralGasLimit sharedGasLimit timestampMillisPart"
+_FILTERS = {
+    "transactions.firstNonce": Filter(LOWEST, _nonce),
+    "transactions.lastNonce": Filter(HIGHEST, _nonce),
+    **{f"logs.topic{at}": Filter("hex", _item("topics", at)) for at in range(4)},
+    "transactions.feePayer": Filter("text", _item("accountKeys", 0)),
+    "transactions.mentionsAccount": Filter(BLOOM, _accounts),
+    "instructions.mentionsAccount": Filter(BLOOM, _column("accounts")),
+    **{f"instructions.a{at}": Filter("text", _item("accounts", at)) for at in range(16)},
+    **{f"instructions.d{n}": Filter(f"bytes{n}", _column(f"d{n}")) for n in (1, 2, 4, 8)},
+    "internalTransactions.caller": Filter("hex", _column("callerAddress")),
+    "internalTransactions.transferTo": Filter("hex", _column("transferToAddress")),
+    **{
+        f"{family}Transactions.{key}": Filter("hex", _parameter(f"{key}_address"))
+        for family in ("transfer", "transferAsset", "triggerSmartContract")
+        for key in ("owner", "to", "contract")
+    },
+    "transferAssetTransactions.asset": Filter("text", _parameter("asset_name")),
+    "triggerSmartContractTransactions.sighash": Filter("hex", _parameter("data", length=8)),
+    **{f"fills.{key}": Filter("text", _column(key)) for key in ("user", "cloid", "builder")},
+    "evmLogs.address": Filter("hex", _inside("args", "log.address", "address")),
+    **_topics("evmLogs", "log.topics", "topics"),
+    **_topics("reviveContractEmitted", "topics"),
+    "ethereumTransactions.to": Filter(
+        "hex",
+        _inside(
+            "args",
+            "transaction.value.action.value",
+            "transaction.value.destination.value",
+            "transaction.action.value",
+        ),
     ),
-    families={
-        "transactions": Family(
-            "transaction",
-            words(
-                "transactionIndex hash nonce from to input value gas gasPrice maxFeePerGas "
-                "maxPriorityFeePerGas v r s yParity chainId sighash contractAddress gasUsed "
-                "cumulativeGasUsed effectiveGasPrice type status logsBloom blobVersionedHashes "
-                "accessList l1Fee l1FeeScalar l1GasPrice l1GasUsed l1BlobBaseFee "
-                "l1BlobBaseFeeScalar l1BaseFeeScalar maxFeePerBlobGas blobGasUsed blobGasPrice "
-                "authorizationList"
-            ),
-            columns("hex", "to", "from", "sighash")
-            | columns("number", "type")
-            | {"firstNonce": Filter(LOWEST, _nonce), "lastNonce": Filter(HIGHEST, _nonce)},
-            related(logs="logs", traces="traces", stateDiffs="stateDiffs"),
+    "ethereumTransactions.sighash": Filter(
+        "hex",
+        _inside(
+            "args",
+            "transaction.value.input",
+            "transaction.value.data",
+            "transaction.input",
+            length=10,
         ),
-        "logs": Family(
-            "log",
-            words("logIndex transactionIndex transactionHash address data topics"),
-            columns("hex", "address")
-            | {f"topic{index}": Filter("hex", item("topics", index)) for index in range(4)},
-            related(
-                transaction="transactions",
-                transactionTraces="traces",
-                transactionLogs="logs",
-                transactionStateDiffs="stateDiffs",
-            ),
-        ),
-        "traces": Family(
-            "trace",
-            (
-                *words("transactionIndex traceAddress subtraces type error revertReason"),
-                *TRACE_FIELDS,
-            ),
-            columns("text", "type")
-            | {"callCallType": Filter("text", _trace("callCallType"))}
-            | {
-                key: Filter("hex", _trace(key))
-                for key in words(
-                    "createFrom createResultAddress callTo callFrom callSighash "
-                    "suicideAddress suicideRefundAddress rewardAuthor"
-                )
-            },
-            related(transaction="transactions", transactionLogs="logs", transactionTraces="traces")
-            | related(BELOW, subtraces="traces")
-            | related(ABOVE, parents="traces"),
-        ),
-        "stateDiffs": Family(
-            "stateDiff",
-            words("transactionIndex address key kind prev next"),
-            columns("hex", "address", "key") | columns("text", "kind"),
-            related(transaction="transactions"),
-        ),
-    },
-)
+    ),
+    "contractsEvents.contractAddress": Filter("text", _inside("args", "contract")),
+    "gearMessagesEnqueued.programId": Filter("text", _inside("args", "destination")),
+    "gearUserMessagesSent.programId": Filter("text", _inside("args", "message.source")),
+    "reviveContractEmitted.contract": Filter("text", _inside("args", "contract")),
+}
+"""Filters that are not simply on a field of their name, by family and key."""
 
-SOLANA = Surface(
-    block_fields=words("number hash height parentNumber parentHash timestamp"),
-    families={
-        "transactions": Family(
-            "transaction",
-            words(
-                "transactionIndex version accountKeys addressTableLookups "
-                "numReadonlySignedAccounts numReadonlyUnsignedAccounts numRequiredSignatures "
-                "recentBlockhash signatures err computeUnitsConsumed fee loadedAddresses "
-                "hasDroppedLogMessages"
-            ),
-            {
-                "feePayer": Filter("text", item("accountKeys", 0)),
-                "mentionsAccount": Filter(BLOOM, _accounts),
-            },
-            related(
-                instructions="instructions",
-                logs="logs",
-                balances="balances",
-                tokenBalances="tokenBalances",
-            ),
-        ),
-        "instructions": Family(
-            "instruction",
-            words(
-                "transactionIndex instructionAddress programId accounts data "
-                "computeUnitsConsumed error isCommitted hasDroppedLogMessages d1 d2 d4 d8"
-            ),
-            columns("text", "programId")
-            | {f"d{width}": Filter(f"bytes{width}", _column(f"d{width}")) for width in (1, 2, 4, 8)}
-            | {"mentionsAccount": Filter(BLOOM, _column("accounts"))}
-            | {f"a{index}": Filter("text", item("accounts", index)) for index in range(16)}
-            | {"isCommitted": Filter("flag", _column("isCommitted"))},
-            related(
-                transaction="transactions",
-                transactionBalances="balances",
-                transactionTokenBalances="tokenBalances",
-                transactionInstructions="instructions",
+
+def _filter(family: str, fields: tuple[str, ...], condition: Condition) -> Filter:
+    key, kind = condition.wire, _KINDS.get(condition.kind, "text")
+    if (known := _FILTERS.get(f"{family}.{key}")) is not None:
+        return known
+    if key in TRACE_FIELDS:
+        return Filter(kind, _trace(key))
+    assert key in fields, f"the filter {family}.{key} is on no field, and has no line in _FILTERS"
+    return Filter(kind, _column(key))
+
+
+def _fields(entity: Entity) -> tuple[str, ...]:
+    older = ("callType",) if entity.wire == "trace" else ()
+    return (*(field.wire for field in entity.fields), *older)
+
+
+def _family(catalogue: Catalogue, filters: Filters) -> Family:
+    entity, name, implied = catalogue.entity(filters.entity), filters.wire, filters.implied
+    fields = _fields(entity)
+    return Family(
+        entity.wire,
+        fields,
+        {one.wire: _filter(name, fields, one) for one in filters.conditions},
+        {
+            flag.wire: Relation(
+                catalogue.entity(flag.entity).collection,
+                _RELATIONS.get(f"{name}.{flag.wire}") or _RELATIONS.get(flag.wire, TRANSACTION),
             )
-            | related(INSTRUCTION, logs="logs")
-            | related(BELOW, innerInstructions="instructions")
-            | related(ABOVE, parentInstructions="instructions"),
-        ),
-        "logs": Family(
-            "log",
-            words("transactionIndex logIndex instructionAddress programId kind message"),
-            columns("text", "programId", "kind"),
-            related(transaction="transactions") | related(INSTRUCTION, instruction="instructions"),
-        ),
-        "balances": Family(
-            "balance",
-            words("transactionIndex account pre post"),
-            columns("text", "account"),
-            related(transaction="transactions", transactionInstructions="instructions"),
-        ),
-        "tokenBalances": Family(
-            "tokenBalance",
-            words(
-                "transactionIndex account preProgramId preMint preDecimals preOwner preAmount "
-                "postProgramId postMint postDecimals postOwner postAmount"
-            ),
-            columns(
-                "text",
-                *words("account preProgramId postProgramId preMint postMint preOwner postOwner"),
-            ),
-            related(
-                transaction="transactions",
-                transactionInstructions="instructions",
-                transactionBalances="balances",
-                transactionTokenBalances="tokenBalances",
-            ),
-        ),
-        "rewards": Family(
-            "reward",
-            words("pubkey lamports postBalance rewardType commission"),
-            columns("text", "pubkey"),
-            {},
-        ),
-    },
-)
+            for flag in filters.relations
+        },
+        entity.collection,
+        None if implied is None else (_column(implied[0]), frozenset(implied[1])),
+    )
+
+
+def _surface(catalogue: Catalogue) -> Surface:
+    block, *entities = catalogue.entities
+    families = {family.wire: _family(catalogue, family) for family in catalogue.families}
+    by_relations = {
+        entity.collection: Family(
+            entity.wire, _fields(entity), {}, {}, entity.collection, is_asked=False
+        )
+        for entity in entities
+        if entity.collection not in families
+    }
+    return Surface(_fields(block), families | by_relations)
+
+
+SURFACES = {Network(catalogue.type): _surface(catalogue) for catalogue in NETWORKS}
