@@ -21,7 +21,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.testing.servers import clickhouse_server, postgres_server, spark_cluster
+from tests.spark_servers import spark_cluster
+
+from headwater.testing.servers import clickhouse_server, postgres_server
 from template_portal import template_portal
 
 LIMIT_MB = 600

@@ -24,7 +24,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from headwater.testing.servers import spark_cluster
+from tests.spark_servers import spark_cluster
+
 from template_portal import template_portal
 
 LIMIT = 1.6

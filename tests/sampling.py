@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from headwater.testing.conformance.sample import WHOLE, Sample
+from headwater.testing.conformance.crash import WHOLE, Sample
 
 VARIABLE = "HEADWATER_WALK"
 BEYOND = 1 << 30  # a point that no walk has

@@ -30,7 +30,7 @@ from headwater.query import EvmQuery
 from headwater.targets import postgres_target
 from headwater.targets.postgres import table
 from headwater.testing import ChainSim, ContentSettings, PortalServer, PortalSim
-from headwater.testing.portal.transport import SimTransport, VirtualClock
+from headwater.testing.portal.dataset import SimTransport, VirtualClock
 from headwater.testing.servers import postgres_server
 
 HOT, DEPTH = 120, 100

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from headwater import __version__
 from headwater.cli import app
 from headwater.testing import PortalServer, simulated_portal
-from headwater.testing.faults.kinds import Status
+from headwater.testing.faults import Status
 from tests.cli.test_cursor import WIDE
 from tests.shared import HANG_S
 from tests.stream.truth import transfers

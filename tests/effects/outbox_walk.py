@@ -30,7 +30,7 @@ from headwater.portal import RetryPolicy
 from headwater.stream.extensions import Extensions
 from headwater.targets.contract import Delivery
 from headwater.testing import ChainSim, SimBlock, VirtualClock
-from headwater.testing.crash import Crash
+from headwater.testing.conformance import Crash
 from tests.targets.places import has_effect
 
 STREAM = "walk"

@@ -20,7 +20,7 @@ from headwater.targets import (
 )
 from headwater.targets.duckdb import DuckDBSettings
 from headwater.targets.postgres import PostgresSettings
-from headwater.testing.conformance.sample import WHOLE
+from headwater.testing.conformance.crash import WHOLE
 from tests.effects.outbox_walk import STREAM, OutboxWalk, expected_messages
 from tests.sampling import every
 from tests.targets.clickhouse_places import database as clickhouse

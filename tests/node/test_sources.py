@@ -22,7 +22,7 @@ from headwater.portal import RetryPolicy, Sources, Timeouts
 from headwater.stream.verification import verify
 from headwater.targets import duckdb_target
 from headwater.testing import PortalServer, simulated_portal
-from headwater.testing.faults.kinds import DropBeforeHeaders, StallBeforeHeaders
+from headwater.testing.faults import DropBeforeHeaders, StallBeforeHeaders
 from tests.node.test_node_streams import MovesTheChain, rows_of, stream_of
 from tests.shared import HANG_S
 from tests.stream.truth import COLUMNS, transfers

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headwater.query import base58
 from headwater.testing.chain.content import FAMILIES, contents
 from headwater.testing.chain.content.evm_scenes import APPROVAL, SWAP, TRANSFER
-from headwater.testing.chain.content.solana_scenes import system_transfer_data, token_transfer_data
+from headwater.testing.chain.content.solana import system_transfer_data, token_transfer_data
 from headwater.testing.chain.population import SYSTEM_PROGRAM, TOKEN_PROGRAM
 from headwater.testing.chain.tree import (
     ChainSim,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from headwater.testing.crash import Crash
+from headwater.testing.conformance import Crash
 
 POLL_S = 0.02
 

@@ -20,7 +20,7 @@ from headwater.pipeline import (
     Waited,
 )
 from headwater.testing.chain.tree import SimBlock
-from headwater.testing.crash import Crash
+from headwater.testing.conformance import Crash
 from headwater.testing.oracle import DisagreementError
 from tests.simulation.lines import Line
 from tests.simulation.places import Stored

@@ -24,8 +24,8 @@ from headwater.stream.portal import PortalStream
 from headwater.stream.portal_run import PortalRun
 from headwater.stream.run import Opening
 from headwater.targets.contract import Capabilities, Delivery
-from headwater.testing.crash import Crash
-from headwater.testing.portal.transport import VirtualClock
+from headwater.testing.conformance import Crash
+from headwater.testing.portal.dataset import VirtualClock
 from tests.simulation.actor import Actor
 from tests.simulation.inbox import Inbox
 from tests.simulation.modules import Module

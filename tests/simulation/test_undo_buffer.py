@@ -15,7 +15,7 @@ from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets import MemoryStore, MemoryTarget
 from headwater.testing import ChainSim, Network, PortalSim
 from headwater.testing.oracle import Rows
-from headwater.testing.portal.transport import SimTransport, VirtualClock
+from headwater.testing.portal.dataset import SimTransport, VirtualClock
 from tests.simulation.scenarios.settings import Setting
 
 DEPTH = 5

@@ -8,14 +8,13 @@ from random import Random
 from headwater.core import BlockCursor
 from headwater.portal import HttpTransport, Timeouts, Transport, open_transport
 from headwater.testing.chain.tree import ChainSim, ContentSettings, SimBlock
-from headwater.testing.faults.plan import CATALOGUE
+from headwater.testing.fault_plan import CATALOGUE
 from headwater.testing.portal.answer import SimAnswer
-from headwater.testing.portal.dataset import PortalSim
+from headwater.testing.portal.dataset import PortalSim, SimTransport, VirtualClock
 from headwater.testing.portal.node import FAULTS, NodeSim, Quirks
 from headwater.testing.portal.replicas import Balance, Finality, Replica
 from headwater.testing.portal.server import PortalServer
 from headwater.testing.portal.stream_plan import Behind
-from headwater.testing.portal.transport import SimTransport, VirtualClock
 from tests.simulation.kinds import SERVERS
 from tests.simulation.lossy_proxy import LossyProxy
 from tests.simulation.situations import Fault, Feature, Met, Tally

@@ -11,7 +11,7 @@ from typing import Any
 
 from headwater.errors import HeadwaterError
 from headwater.testing.oracle import DisagreementError
-from headwater.testing.portal.transport import VirtualClock
+from headwater.testing.portal.dataset import VirtualClock
 from tests.simulation.judge import Judge
 from tests.simulation.kinds import KINDS, make_place
 from tests.simulation.lines import Line

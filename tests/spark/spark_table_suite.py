@@ -19,9 +19,8 @@ from pyspark.sql import SparkSession
 
 from headwater.errors import LakeForeignWriteError, LakeWriterError, StateMissingError
 from headwater.targets.spark_table import SparkTableTarget, spark_table_target
-from headwater.testing.conformance import TargetConformance
+from headwater.testing.conformance import Crash, TargetConformance
 from headwater.testing.conformance.model import LOG, Change, Rig, frame_of, log
-from headwater.testing.crash import Crash
 from tests.sampling import every, visit
 from tests.spark.whole_stream import fill_through_forks
 from tests.stream.truth import transfers

@@ -23,8 +23,8 @@ from pyiceberg.catalog import load_catalog
 from headwater.targets import duckdb_target
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.testing import StallAfter, simulated_portal
-from headwater.testing.servers import spark_cluster
 from tests.spark.test_executor_python import bare_python
+from tests.spark_servers import spark_cluster
 from tests.stream.truth import COLUMNS, transfers
 from tests.targets import clickhouse_places
 from tests.targets.postgres_places import database

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headwater.testing import PortalServer, simulated_portal
-from headwater.testing.faults.kinds import StallBeforeHeaders
+from headwater.testing.faults import StallBeforeHeaders
 from tests.shared import HANG_S
 from tests.spark.test_startup import fake_java
 from tests.stream.test_signals import STOPPING, Program, is_whole, run

@@ -13,7 +13,7 @@ from headwater.stream import BatchContext, PortalStream, StopRequested, portal_s
 from headwater.stream.context import ProgressTracker
 from headwater.targets import duckdb_target
 from headwater.testing import PortalServer, simulated_portal
-from headwater.testing.faults.kinds import Fault, FinalityRegressed, NoHeadHeaders
+from headwater.testing.faults import Fault, FinalityRegressed, NoHeadHeaders
 from headwater.testing.portal.answer import Draft
 
 

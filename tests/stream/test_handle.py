@@ -32,7 +32,7 @@ from headwater.targets import (
     postgres_target,
 )
 from headwater.testing import Network, PortalServer, simulated_portal
-from headwater.testing.faults.kinds import StallBeforeHeaders, Status
+from headwater.testing.faults import StallBeforeHeaders, Status
 from tests.shared import HANG_S
 from tests.stream.truth import COLUMNS, transfers
 

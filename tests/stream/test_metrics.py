@@ -31,7 +31,7 @@ from headwater.substreams.sink_metrics import sink_metrics
 from headwater.targets import DuckDBTarget, duckdb_target, table
 from headwater.targets.admin import open_admin
 from headwater.testing import simulated_portal
-from headwater.testing.faults.kinds import Status
+from headwater.testing.faults import Status
 from tests.stream.truth import transfers
 
 

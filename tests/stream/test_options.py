@@ -18,7 +18,7 @@ from headwater.spark.parts import Part, PartReader, TableRows
 from headwater.stream import PortalStream, portal_stream
 from headwater.targets import MemoryTarget, duckdb_target
 from headwater.testing import simulated_portal
-from headwater.testing.faults.kinds import StallBeforeHeaders
+from headwater.testing.faults import StallBeforeHeaders
 
 OUTPUT = evm.events("erc20.Transfer")
 QUICK: dict[str, Any] = {

@@ -17,8 +17,7 @@ from headwater.pipeline import Event, RolledBack
 from headwater.portal import PortalClient
 from headwater.targets import DuckDBTarget, duckdb_target
 from headwater.testing import PortalServer, simulated_portal
-from headwater.testing.faults.conflicts import ConflictFault
-from headwater.testing.faults.kinds import Fault, Status
+from headwater.testing.faults import ConflictFault, Fault, Status
 from headwater.testing.portal.answer import Draft
 from tests.stream.truth import COLUMNS, transfers
 

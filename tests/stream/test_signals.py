@@ -18,7 +18,7 @@ import duckdb
 import pytest
 
 from headwater.testing import PortalServer, simulated_portal
-from headwater.testing.faults.kinds import StallBeforeHeaders, Status
+from headwater.testing.faults import StallBeforeHeaders, Status
 from tests.shared import HANG_S
 from tests.stream.truth import COLUMNS, transfers
 

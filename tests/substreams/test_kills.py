@@ -9,7 +9,7 @@ import pytest
 
 from headwater import Flush
 from headwater.substreams.client import Dialling
-from headwater.testing.crash import Crash
+from headwater.testing.conformance import Crash
 from headwater.testing.substreams import simulated_endpoint
 from tests.sampling import is_whole
 from tests.substreams.scripted import (

@@ -16,7 +16,7 @@ from headwater.substreams.sink_database import SinkDsn, run_schema
 from headwater.targets.admin import open_admin
 from headwater.targets.clickhouse import ClickHouseClient, ClickHouseTarget
 from headwater.testing.chain.tree import ChainSim, SimBlock
-from headwater.testing.crash import Crash
+from headwater.testing.conformance import Crash
 from headwater.testing.substreams.modules import DB_OUT, SimModule
 from tests.change_model import apply_one_by_one
 from tests.substreams.follower import Follower, output_of

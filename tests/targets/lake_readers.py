@@ -28,7 +28,7 @@ from headwater.targets.delta import table as delta_table
 from headwater.targets.iceberg import IcebergSettings
 from headwater.targets.iceberg import table as iceberg_table
 from headwater.targets.lake.target import LakeTarget
-from headwater.testing.conformance import apply_changes
+from headwater.testing.conformance import Crash, apply_changes
 from headwater.testing.conformance.model import (
     BALANCES,
     KEY,
@@ -40,7 +40,6 @@ from headwater.testing.conformance.model import (
     log,
     upsert,
 )
-from headwater.testing.crash import Crash
 
 TABLES = (LOG, BALANCES)
 Rows = list[tuple[Any, ...]]

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from headwater.testing.crash import Crash
+from headwater.testing.conformance import Crash
 from tests.sampling import VARIABLE
 from tests.simulation.world import statement_kind
 

@@ -15,9 +15,8 @@ import pytest
 from headwater.targets import ParquetSettings, ParquetTarget, Rollover, parquet_target
 from headwater.targets.lake.paths import Place
 from headwater.targets.parquet.state import read_stored
-from headwater.testing.conformance import apply_changes
+from headwater.testing.conformance import Crash, apply_changes
 from headwater.testing.conformance.model import LOG, PLAIN, Change, Contents, Rig, log
-from headwater.testing.crash import Crash
 from tests.sampling import every, visit
 from tests.targets.lake_readers import TABLES, Polled
 

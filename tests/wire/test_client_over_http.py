@@ -63,8 +63,7 @@ from headwater.testing import (
     simulated_portal,
 )
 from headwater.testing.chain.content import content_of
-from headwater.testing.faults.conflicts import ConflictFault
-from headwater.testing.faults.kinds import RETRYABLE_STATUSES
+from headwater.testing.faults import RETRYABLE_STATUSES, ConflictFault
 from tests.sampling import every
 from tests.shared import HANG_S
 

@@ -23,7 +23,7 @@ from headwater.spark.entrance import connect
 from headwater.spark.parts import Part, PartReader, RawRows, Receipt
 from headwater.spark.permits import Office, PermitOffice, TaskPermits
 from headwater.testing import Asked, PortalServer, Status, simulated_portal
-from headwater.testing.faults.kinds import RetryAfter
+from headwater.testing.faults import RetryAfter
 from tests.shared import HANG_S
 from tests.traffic import Traffic
 

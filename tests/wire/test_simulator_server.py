@@ -58,7 +58,7 @@ from headwater.testing import (
     WrongFinalityHash,
     simulated_portal,
 )
-from headwater.testing.faults.kinds import FAULTS, RETRYABLE_STATUSES
+from headwater.testing.faults import FAULTS, RETRYABLE_STATUSES
 from tests.shared import HANG_S
 
 QUERY = {

@@ -12,48 +12,42 @@
 
 from headwater.testing.chain.live import LiveChain
 from headwater.testing.chain.tree import ChainSim, ContentSettings, ForkRecord, Network, SimBlock
-from headwater.testing.faults.conflicts import (
-    EmptySample,
-    NewestFirst,
-    NoPreviousBlocks,
-    SampleBelowFinality,
-    SampleOfOne,
-    ShuffledSample,
-)
-from headwater.testing.faults.kinds import (
+from headwater.testing.fault_plan import CATALOGUE, Asked, FaultPlan, Rule, fault_from_json
+from headwater.testing.faults import (
     Delay,
     DropAfter,
     DropBeforeHeaders,
-    Fault,
-    FinalityRegressed,
-    NoHeadHeaders,
-    RetryAfter,
-    StallAfter,
-    StallBeforeHeaders,
-    Status,
-    WrongFinalityHash,
-)
-from headwater.testing.faults.lines import (
     DuplicateBlock,
     EmptyAnswer,
+    EmptySample,
+    Fault,
+    FinalityRegressed,
     ForeignBlock,
     GarbageLine,
     InvalidUtf8,
     MissingBlock,
+    NewestFirst,
+    NoHeadHeaders,
     NonBlockLine,
+    NoPreviousBlocks,
+    RetryAfter,
+    SampleBelowFinality,
+    SampleOfOne,
+    ShuffledSample,
+    StallAfter,
+    StallBeforeHeaders,
+    Status,
     SwappedBlocks,
     TornLine,
+    WrongFinalityHash,
 )
-from headwater.testing.faults.plan import CATALOGUE, Asked, FaultPlan, Rule, fault_from_json
-from headwater.testing.portal.answer import Break, SimAnswer
-from headwater.testing.portal.dataset import PortalSim
-from headwater.testing.portal.ledger import Exchange, Ledger
+from headwater.testing.portal.answer import Break, Exchange, Ledger, SimAnswer
+from headwater.testing.portal.dataset import PortalSim, SimResponse, SimTransport, VirtualClock
 from headwater.testing.portal.node import NodeSim, Quirks
 from headwater.testing.portal.replicas import Balance, Finality, Follow, Replica, ReplicaSet, View
 from headwater.testing.portal.select import BadRequest, Selection
 from headwater.testing.portal.server import PortalServer, live_portal, simulated_portal
 from headwater.testing.portal.stream_plan import Behind, Surface
-from headwater.testing.portal.transport import SimResponse, SimTransport, VirtualClock
 
 __all__ = [
     "CATALOGUE",

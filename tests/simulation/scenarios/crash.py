@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headwater.core import Batch, PipeState
 from headwater.targets import MemoryStore, MemoryTarget
-from headwater.testing.crash import Crash
+from headwater.testing.conformance import Crash
 from headwater.testing.oracle import Rows
 from tests.simulation.situations import Situation
 

@@ -13,7 +13,7 @@ from headwater.pipeline import (
     Settled,
     Waited,
 )
-from headwater.testing.faults.plan import CATALOGUE
+from headwater.testing.fault_plan import CATALOGUE
 from tests.simulation.scenarios.settings import Flow
 from tests.simulation.situations import Situation, Tally
 

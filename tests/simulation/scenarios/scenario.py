@@ -29,12 +29,11 @@ from headwater.query import plan_requests
 from headwater.targets import MemoryStore
 from headwater.testing.chain.population import ContentSettings
 from headwater.testing.chain.tree import ChainSim, Network
-from headwater.testing.crash import Crash
+from headwater.testing.conformance import Crash
 from headwater.testing.oracle import DisagreementError, Row, Rows
-from headwater.testing.portal.dataset import PortalSim
+from headwater.testing.portal.dataset import PortalSim, SimTransport, VirtualClock
 from headwater.testing.portal.replicas import Balance, Finality
 from headwater.testing.portal.stream_plan import Behind, Surface
-from headwater.testing.portal.transport import SimTransport, VirtualClock
 from tests.simulation.scenarios.crash import CrashingTarget
 from tests.simulation.scenarios.recogniser import Recogniser
 from tests.simulation.scenarios.settings import Flow, Setting

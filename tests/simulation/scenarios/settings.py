@@ -11,8 +11,8 @@ from headwater.core import BlockRange, Flush, FlushRules
 from headwater.query import EvmQuery, Query, SolanaQuery
 from headwater.stream.undo_buffer import UndoBuffer, WatchedSource
 from headwater.testing.chain.tree import ChainSim, Network
-from headwater.testing.faults.lines import ForeignBlock
-from headwater.testing.faults.plan import Asked, FaultPlan
+from headwater.testing.fault_plan import Asked, FaultPlan
+from headwater.testing.faults import ForeignBlock
 from headwater.testing.oracle import Oracle
 
 TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"

@@ -23,10 +23,9 @@ from headwater.portal import (
     Timeouts,
     Transport,
 )
-from headwater.testing.portal.dataset import PortalSim
+from headwater.testing.portal.dataset import PortalSim, SimTransport
 from headwater.testing.portal.replicas import Balance, Finality
 from headwater.testing.portal.stream_plan import Behind
-from headwater.testing.portal.transport import SimTransport
 from tests.shared import at_once
 from tests.simulation.scenarios.scenario import Scenario
 from tests.simulation.situations import Tally

@@ -24,8 +24,8 @@ import pytest
 
 from headwater.spark.streaming.journal import decode_segment
 from headwater.testing import PortalServer, simulated_portal
-from headwater.testing.servers import spark_cluster, spark_connect_server
 from tests.spark.streaming.micro_batches import canonical
+from tests.spark_servers import spark_cluster, spark_connect_server
 from tests.stream.truth import transfers
 from tests.targets.postgres_places import database
 

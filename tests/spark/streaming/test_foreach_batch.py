@@ -46,8 +46,8 @@ from headwater.targets import (
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.targets.frames import to_arrow
 from headwater.testing import PortalSim
+from headwater.testing.conformance import Crash
 from headwater.testing.conformance.crash import Clock
-from headwater.testing.crash import Crash
 from tests.spark.streaming.micro_batches import ROWS, TRANSFER, Killed, Query, limits
 from tests.spark.streaming.test_follower import NAMES, Truth, act, chain_of
 

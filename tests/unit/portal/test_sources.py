@@ -37,10 +37,9 @@ from headwater.portal import (
 )
 from headwater.query import EvmQuery
 from headwater.testing import ChainSim, PortalSim
-from headwater.testing.faults.kinds import Status
-from headwater.testing.faults.lines import GarbageLine
+from headwater.testing.faults import GarbageLine, Status
+from headwater.testing.portal.dataset import SimTransport, VirtualClock
 from headwater.testing.portal.replicas import Finality
-from headwater.testing.portal.transport import SimTransport, VirtualClock
 from tests.shared import at_once
 
 LAG_S, PROVE_S, PROBE_S = 20.0, 60.0, 10.0

@@ -12,7 +12,7 @@ import pytest
 
 from headwater.query import base58
 from headwater.testing.chain.content import FAMILIES, contents, evm_scenes
-from headwater.testing.chain.content.solana_scenes import (
+from headwater.testing.chain.content.solana import (
     discriminator,
     system_transfer_data,
     token_transfer_data,

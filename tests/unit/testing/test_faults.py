@@ -41,7 +41,7 @@ from headwater.testing import (
     WrongFinalityHash,
     fault_from_json,
 )
-from headwater.testing.faults.kinds import FAULTS, RETRYABLE_STATUSES, foreign_hash
+from headwater.testing.faults import FAULTS, RETRYABLE_STATUSES, foreign_hash
 from tests.unit.testing.asking import ask, chain_of, headers_of, look_up, numbers, sample_of
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from headwater.testing.conformance.crash import Clock, crash_everywhere
-from headwater.testing.conformance.sample import WHOLE, Sample
-from headwater.testing.crash import Crash
+from headwater.testing.conformance import Crash
+from headwater.testing.conformance.crash import WHOLE, Clock, Sample, crash_everywhere
 
 CALLS = [(3, 3), (7, 4), (1, 1), (5, 2)]
 """Calls of a script: how many steps of I/O each has, and behind which of them it is committed."""

@@ -479,10 +479,6 @@ def test_a_relation_belongs_to_its_own_filter_alone() -> None:
             "firstNonce` must be",
         ),
         (Network.EVM, {"type": "evm", "transactions": [{"lastNonce": -1}]}, "lastNonce"),
-        (Network.EVM, {"type": "evm", "fromBlock": -1}, "`fromBlock`"),
-        (Network.EVM, {"type": "evm", "fromBlock": True}, "`fromBlock`"),
-        (Network.EVM, {"type": "evm", "fromBlock": 5, "toBlock": 4}, "`toBlock`"),
-        (Network.EVM, {"type": "evm", "parentBlockHash": 5}, "`parentBlockHash`"),
         (Network.EVM, {"type": "evm", "logs": [{}] * 101}, "101 item filters, at most 100"),
         (
             Network.EVM,

@@ -17,10 +17,8 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, BlockHeader, Head, PipeState
 from headwater.targets.contract import Delivery, SideTable, prepared
-from headwater.testing.conformance.crash import Clock, crash_everywhere
+from headwater.testing.conformance.crash import WHOLE, Clock, Crash, Sample, crash_everywhere
 from headwater.testing.conformance.model import needs
-from headwater.testing.conformance.sample import WHOLE, Sample
-from headwater.testing.crash import Crash
 
 Key = tuple[int, int]
 Rows = Mapping[Key, Mapping[str, Any]]

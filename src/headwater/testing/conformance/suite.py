@@ -23,7 +23,9 @@ from headwater.errors import HeadwaterError
 from headwater.stream.owned import check_target
 from headwater.targets.contract import Capabilities, Delivery, StoredConfig, Target
 from headwater.testing.conformance.crash import (
+    Crash,
     PreparesTwice,
+    RandomWalk,
     Script,
     crash_everywhere,
     run_crashing,
@@ -48,8 +50,6 @@ from headwater.testing.conformance.model import (
     upsert,
 )
 from headwater.testing.conformance.side_tables import SideTablePromises
-from headwater.testing.conformance.walk import RandomWalk
-from headwater.testing.crash import Crash
 
 __all__ = ["Crash", "TargetConformance", "apply_changes"]
 

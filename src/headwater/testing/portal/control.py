@@ -24,7 +24,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError, InvalidOptionError
 from headwater.testing.chain.live import LiveChain
-from headwater.testing.faults.plan import fault_from_json
+from headwater.testing.fault_plan import fault_from_json
 from headwater.testing.portal.dataset import PortalSim
 from headwater.testing.portal.replicas import Finality, Follow, Replica
 

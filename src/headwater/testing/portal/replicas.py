@@ -15,7 +15,7 @@ from random import Random
 from headwater.core import BlockCursor
 from headwater.errors import InvalidOptionError
 from headwater.testing.chain.tree import ChainSim, SimBlock
-from headwater.testing.faults.kinds import foreign_hash
+from headwater.testing.faults import foreign_hash
 
 
 class Finality(StrEnum):

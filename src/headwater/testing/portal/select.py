@@ -42,7 +42,7 @@ Row = dict[str, Any]
 MAX_ITEMS = 100
 """How many filter objects a request may hold, over all families."""
 
-_POSITION = ("fromBlock", "toBlock", "parentBlockHash")
+POSITION = ("fromBlock", "toBlock", "parentBlockHash")
 _HEX = re.compile(r"0x[0-9a-fA-F]*\Z")
 _LINKS = {
     "number": "number",
@@ -67,61 +67,6 @@ class FilterObject:
     family: str
     tests: tuple[tuple[Getter, Container[Any]], ...]
     relations: tuple[Relation, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request body that was accepted; `fields` holds the selected names, in the wire's order."""
-
-    key: str
-    include_all_blocks: bool
-    fields: dict[str, tuple[str, ...]]
-    filters: tuple[FilterObject, ...]
-
-
-def read_request(network: Network, body: Mapping[str, Any]) -> Request:
-    """Read a request body; raise `BadRequest` where a server would answer 400."""
-    if not isinstance(body, Mapping):
-        raise BadRequest("the request body must be a JSON object")
-    if body.get("type") != network.value:
-        raise BadRequest(f"unknown query type {body.get('type')!r}, expected `{network.value}`")
-    surface = SURFACES[network]
-    asked = [name for name, family in surface.families.items() if family.is_asked]
-    known = {"type", "fields", "includeAllBlocks", *_POSITION, *asked}
-    for name in body:
-        if name not in known:
-            raise BadRequest(_unknown(name, "the request", known))
-    _check_position(body)
-    include_all_blocks = body.get("includeAllBlocks")
-    if not isinstance(include_all_blocks, bool | None):
-        raise BadRequest("`includeAllBlocks` must be true or false")
-    fields = _read_fields(surface, body.get("fields"))
-    filters: list[FilterObject] = []
-    texts: dict[str, list[Any]] = {}
-    for name, family in surface.families.items():
-        for item in _items(name, body.get(name)):
-            wanted, text = _read_filter(name, family, item)
-            filters.append(wanted)
-            texts.setdefault(name, []).append(text)
-    if len(filters) > MAX_ITEMS:
-        raise BadRequest(
-            f"the request holds {len(filters)} item filters, at most {MAX_ITEMS} are allowed"
-        )
-    canonical = [network.value, bool(include_all_blocks), fields, texts]
-    key = msgspec.json.encode(canonical, order="sorted").decode()
-    return Request(key, bool(include_all_blocks), fields, tuple(filters))
-
-
-def _check_position(body: Mapping[str, Any]) -> None:
-    for name in ("fromBlock", "toBlock"):
-        value = body.get(name)
-        if value is not None and (type(value) is not int or value < 0):
-            raise BadRequest(f"`{name}` must be a non-negative integer")
-    if not isinstance(body.get("parentBlockHash"), str | None):
-        raise BadRequest("`parentBlockHash` must be a string")
-    first, last = body.get("fromBlock"), body.get("toBlock")
-    if first is not None and last is not None and last < first:
-        raise BadRequest("`toBlock` must not be less than `fromBlock`")
 
 
 def _read_fields(surface: Surface, given: Any) -> dict[str, tuple[str, ...]]:
@@ -248,24 +193,48 @@ def _unknown(name: object, place: str, known: Any) -> str:
 class Selection:
     """A request body, read once: tells of any block whether it matches and what its line is.
 
+    `BadRequest` is raised where a server would answer 400; positions are the planner's to judge.
     `key` is the same for bodies that differ only in position (`fromBlock`, `toBlock`,
     `parentBlockHash`), in spelling or in order, so finished lines can be kept by (key, block hash).
     """
 
     def __init__(self, network: Network, body: Mapping[str, Any]) -> None:
-        request = read_request(network, body)
-        self._surface = SURFACES[network]
+        if not isinstance(body, Mapping):
+            raise BadRequest("the request body must be a JSON object")
+        if body.get("type") != network.value:
+            raise BadRequest(f"unknown query type {body.get('type')!r}, expected `{network.value}`")
         self.network = network
-        self.key = request.key
-        self.include_all_blocks = request.include_all_blocks
-        self._filters = request.filters
-        self._header_fields = request.fields["block"]
+        self._surface = SURFACES[network]
+        families = self._surface.families
+        asked = [name for name, family in families.items() if family.is_asked]
+        known = {"type", "fields", "includeAllBlocks", *POSITION, *asked}
+        for name in body:
+            if name not in known:
+                raise BadRequest(_unknown(name, "the request", known))
+        include_all_blocks = body.get("includeAllBlocks")
+        if not isinstance(include_all_blocks, bool | None):
+            raise BadRequest("`includeAllBlocks` must be true or false")
+        self.include_all_blocks = bool(include_all_blocks)
+        fields = _read_fields(self._surface, body.get("fields"))
+        self._filters: list[FilterObject] = []
+        texts: dict[str, list[Any]] = {}
+        for name, family in families.items():
+            for item in _items(name, body.get(name)):
+                wanted, text = _read_filter(name, family, item)
+                self._filters.append(wanted)
+                texts.setdefault(name, []).append(text)
+        if len(self._filters) > MAX_ITEMS:
+            raise BadRequest(
+                f"the request holds {len(self._filters)} item filters, at most {MAX_ITEMS} are "
+                "allowed"
+            )
+        canonical = [network.value, self.include_all_blocks, fields, texts]
+        self.key = msgspec.json.encode(canonical, order="sorted").decode()
+        self._header_fields = fields["block"]
         known_early = network in (Network.EVM, Network.SOLANA)  # others count time otherwise
         self._linked_header = known_early and _LINKS.keys() >= set(self._header_fields)
         self._projections = {
-            family: _Projection.of(
-                family, network, request.fields[self._surface.families[family].entity]
-            )
+            family: _Projection.of(family, network, fields[families[family].entity])
             for family in FAMILIES[network]
         }
 

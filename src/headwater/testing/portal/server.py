@@ -27,10 +27,9 @@ from headwater.errors import InvalidOptionError
 from headwater.portal.transport import Request
 from headwater.testing.chain.live import LiveChain
 from headwater.testing.chain.tree import ChainSim, ContentSettings, Network, SimBlock
-from headwater.testing.portal.answer import STREAM_ROUTES, Break, Buffer, SimAnswer
+from headwater.testing.portal.answer import STREAM_ROUTES, Break, Buffer, Ledger, SimAnswer
 from headwater.testing.portal.control import handle_control
 from headwater.testing.portal.dataset import PortalSim
-from headwater.testing.portal.ledger import Ledger
 from headwater.testing.portal.node import NodeSim
 
 HOST = "127.0.0.1"

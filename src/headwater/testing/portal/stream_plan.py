@@ -12,17 +12,18 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from headwater.core import BlockCursor
 from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.portal.answer import Buffer, Draft
 from headwater.testing.portal.replicas import View
-from headwater.testing.portal.select import BadRequest, Selection
+from headwater.testing.portal.select import POSITION, BadRequest, Selection
 
 MAX_BODY_BYTES = 256 * 1024
-_POSITION = ("fromBlock", "toBlock", "parentBlockHash")
 SPAN = 64
+KEPT_LINES = 512
 CHUNK_BLOCKS = 20  # of the real-time service, which writes small ones and joins them later
 _OVERHEAD = 200  # bytes an entry costs beside its text, roughly
 
@@ -71,15 +72,16 @@ class LineCache:
 
     A block never changes under its hash, so its line under one selection never does. Lines of a
     filled span of numbers are joined into one buffer, named by the hash of its last block (which
-    fixes all blocks before it). The oldest go first when the budget is reached. Callers hold the
-    chain's lock.
+    fixes all blocks before it). The oldest go first when the budget is reached. Lines of the last
+    span, which is not filled yet, are kept one by one. Callers hold the chain's lock.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, chain: ChainSim, budget: int) -> None:
+        self._chain = chain
         self._budget = budget
         self._spent = 0
-        self._lines: OrderedDict[tuple[str, str], bytes | None] = OrderedDict()
         self._joined: OrderedDict[tuple[str, str], _Joined] = OrderedDict()
+        self._kept = lru_cache(maxsize=KEPT_LINES)(self._line)
 
     def body(self, selection: Selection, view: View, first: SimBlock, last: SimBlock) -> Body:
         """Return the lines from block to block, with a header-only line at an end that is bare."""
@@ -92,14 +94,14 @@ class LineCache:
                 body.add(*self._span(selection, view, end).between(number, stop))
             else:
                 for block in view.blocks(number, stop):
-                    if line := self._line(selection, view, block):
+                    if line := self._kept(selection, block):
                         body.add(line, [block.number])
             number = end + 1
         if body.lowest != first.number:
-            body.parts.insert(0, self._bare(selection, view, first))
+            body.parts.insert(0, self._line(selection, first, boundary=True))
             body.count += 1
         if body.highest != last.number and first != last:
-            body.parts.append(self._bare(selection, view, last))
+            body.parts.append(self._line(selection, last, boundary=True))
             body.count += 1
         return body
 
@@ -112,48 +114,22 @@ class LineCache:
             lines, numbers, ends = [], array("q"), array("q")
             size = 0
             for block in view.blocks(end - SPAN + 1, end):
-                line = self._line(selection, view, block, keep=False)
-                if line is not None:
+                if line := self._line(selection, block):
                     size += len(line)
                     lines.append(line)
                     numbers.append(block.number)
                     ends.append(size)
             joined = self._joined[key] = _Joined(b"".join(lines), numbers, ends)
-            self._spend(size + _OVERHEAD)
+            self._spent += size + _OVERHEAD
+            while self._spent > self._budget and len(self._joined) > 1:
+                _, oldest = self._joined.popitem(last=False)
+                self._spent -= len(oldest.text) + _OVERHEAD
         return joined
 
-    def _line(
-        self, selection: Selection, view: View, block: SimBlock, *, keep: bool = True
-    ) -> bytes | None:
-        """Return the line of a block; one that goes into a span is not kept by itself."""
-        key = (selection.key, block.hash)
-        if key in self._lines:
-            line = self._lines[key]
-            if not keep:
-                del self._lines[key]
-                self._spent -= len(line or b"") + _OVERHEAD
-            return line
-        line = selection.line(view.chain, block)
-        if line is not None:
-            line += b"\n"
-        if keep:
-            self._lines[key] = line
-            self._spend(len(line or b"") + _OVERHEAD)
-        return line
-
-    def _bare(self, selection: Selection, view: View, block: SimBlock) -> bytes:
-        """Return the line that a filtered answer has at its ends, match or not."""
-        line = selection.line(view.chain, block, boundary=True)
+    def _line(self, selection: Selection, block: SimBlock, *, boundary: bool = False) -> bytes:
+        """Return the line of a block; empty if it is left out."""
+        line = selection.line(self._chain, block, boundary=boundary)
         return b"" if line is None else line + b"\n"
-
-    def _spend(self, size: int) -> None:
-        self._spent += size
-        while self._spent > self._budget and self._lines:
-            _, line = self._lines.popitem(last=False)
-            self._spent -= len(line or b"") + _OVERHEAD
-        while self._spent > self._budget and len(self._joined) > 1:
-            _, joined = self._joined.popitem(last=False)
-            self._spent -= len(joined.text) + _OVERHEAD
 
 
 class Behind(StrEnum):
@@ -180,24 +156,30 @@ class StreamRequest:
     selection: Selection
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRules:
-    """The choices in which portals differ; see `PortalSim`."""
-
-    behind: Behind = Behind.WAIT
-    conflict_before_no_content: bool = True
-    finalized_stream_conflicts: bool = False
-    no_content_delay: float = 0.0
-    surface: Surface = Surface.PORTAL
-
-
 class StreamPlanner:
-    """Reads requests for blocks and plans their answers. Callers hold the chain's lock."""
+    """Reads requests for blocks and plans their answers. Callers hold the chain's lock.
 
-    def __init__(self, chain: ChainSim, rules: StreamRules, cache_bytes: int) -> None:
+    The choices in which portals differ are those of `PortalSim`.
+    """
+
+    def __init__(
+        self,
+        chain: ChainSim,
+        *,
+        behind: Behind,
+        conflict_before_no_content: bool,
+        finalized_stream_conflicts: bool,
+        no_content_delay: float,
+        surface: Surface,
+        cache_bytes: int,
+    ) -> None:
         self._chain = chain
-        self._rules = rules
-        self._cache = LineCache(cache_bytes)
+        self._behind = behind
+        self._conflict_before_no_content = conflict_before_no_content
+        self._finalized_stream_conflicts = finalized_stream_conflicts
+        self._no_content_delay = no_content_delay
+        self._surface = surface
+        self._cache = LineCache(chain, cache_bytes)
         self._selections: OrderedDict[str, Selection] = OrderedDict()
 
     def parse(self, body: bytes | None) -> StreamRequest:
@@ -234,7 +216,7 @@ class StreamPlanner:
         """
         final_only = route == "finalized-stream"
         newest = view.final if final_only else view.tip
-        checked = not final_only or self._rules.finalized_stream_conflicts
+        checked = not final_only or self._finalized_stream_conflicts
         draft = Draft(
             route,
             200,
@@ -273,8 +255,8 @@ class StreamPlanner:
         if query.parent_hash in (None, newest.hash):
             return False
         if query.from_block - 1 > newest.number:
-            return self._rules.behind is Behind.CONFLICT
-        return self._rules.conflict_before_no_content
+            return self._behind is Behind.CONFLICT
+        return self._conflict_before_no_content
 
     def _conflict(
         self, draft: Draft, view: View, asked: int, first: SimBlock | None, oldest: int
@@ -285,10 +267,10 @@ class StreamPlanner:
         where a chunk begins, it names one block.
         """
         sample = view.sample(asked - 1)
-        if self._rules.surface is Surface.HOTBLOCKS and first is not None:
+        if self._surface is Surface.HOTBLOCKS and first is not None:
             begins = max(oldest, asked - asked % CHUNK_BLOCKS)
             sample = [block for block in sample if block.number >= begins - 1]
-        if self._rules.surface is Surface.HOTBLOCKS:
+        if self._surface is Surface.HOTBLOCKS:
             sample = sample[-1:] if first is None else sample
         if not sample and first is not None:
             sample = [BlockCursor(first.parent_number, first.parent_hash)]
@@ -298,12 +280,12 @@ class StreamPlanner:
 
     def _no_content(self, draft: Draft) -> None:
         draft.become(204, "")
-        draft.reports_head = self._rules.surface is Surface.PORTAL
-        draft.delay = self._rules.no_content_delay
+        draft.reports_head = self._surface is Surface.PORTAL
+        draft.delay = self._no_content_delay
 
     def _selection(self, query: dict[str, Any]) -> Selection:
         """Return what a query selects, parsed once for all positions."""
-        rest = {key: value for key, value in query.items() if key not in _POSITION}
+        rest = {key: value for key, value in query.items() if key not in POSITION}
         text = json.dumps(rest)
         found = self._selections.get(text)
         if found is None:

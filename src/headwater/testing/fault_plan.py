@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from headwater.errors import InvalidOptionError
-from headwater.testing.faults import conflicts, kinds, lines
-from headwater.testing.faults.kinds import FAULTS, RETRYABLE_STATUSES, Fault, RetryAfter, Status
+from headwater.testing import faults
+from headwater.testing.faults import FAULTS, RETRYABLE_STATUSES, Fault, RetryAfter, Status
 from headwater.testing.portal.answer import Draft
 
 
@@ -156,11 +156,11 @@ def fault_from_json(value: dict[str, Any]) -> Fault:
 
 
 CATALOGUE: dict[str, list[Fault]] = {
-    "drop-before-headers": [kinds.DropBeforeHeaders()],
-    "drop-after": [kinds.DropAfter()],
-    "stall-before-headers": [kinds.StallBeforeHeaders()],
-    "stall-after": [kinds.StallAfter()],
-    "delay": [kinds.Delay(1.0)],
+    "drop-before-headers": [faults.DropBeforeHeaders()],
+    "drop-after": [faults.DropAfter()],
+    "stall-before-headers": [faults.StallBeforeHeaders()],
+    "stall-after": [faults.StallAfter()],
+    "delay": [faults.Delay(1.0)],
     "refused": [Status(code) for code in (400, 404)],
     "failed": [Status(500)],
     "overloaded": [
@@ -168,22 +168,22 @@ CATALOGUE: dict[str, list[Fault]] = {
         for code in RETRYABLE_STATUSES
         for retry_after in (None, *RetryAfter)
     ],
-    "torn-line": [lines.TornLine()],
-    "garbage-line": [lines.GarbageLine()],
-    "invalid-utf8": [lines.InvalidUtf8()],
-    "non-block-line": [lines.NonBlockLine()],
-    "duplicate-block": [lines.DuplicateBlock()],
-    "missing-block": [lines.MissingBlock()],
-    "swapped-blocks": [lines.SwappedBlocks()],
-    "foreign-block": [lines.ForeignBlock()],
-    "empty-answer": [lines.EmptyAnswer()],
-    "empty-sample": [conflicts.EmptySample()],
-    "sample-of-one": [conflicts.SampleOfOne()],
-    "sample-below-finality": [conflicts.SampleBelowFinality()],
-    "no-previous-blocks": [conflicts.NoPreviousBlocks()],
-    "shuffled-sample": [conflicts.ShuffledSample()],
-    "newest-first": [conflicts.NewestFirst()],
-    "wrong-finality-hash": [kinds.WrongFinalityHash()],
-    "finality-regressed": [kinds.FinalityRegressed()],
-    "no-head-headers": [kinds.NoHeadHeaders()],
+    "torn-line": [faults.TornLine()],
+    "garbage-line": [faults.GarbageLine()],
+    "invalid-utf8": [faults.InvalidUtf8()],
+    "non-block-line": [faults.NonBlockLine()],
+    "duplicate-block": [faults.DuplicateBlock()],
+    "missing-block": [faults.MissingBlock()],
+    "swapped-blocks": [faults.SwappedBlocks()],
+    "foreign-block": [faults.ForeignBlock()],
+    "empty-answer": [faults.EmptyAnswer()],
+    "empty-sample": [faults.EmptySample()],
+    "sample-of-one": [faults.SampleOfOne()],
+    "sample-below-finality": [faults.SampleBelowFinality()],
+    "no-previous-blocks": [faults.NoPreviousBlocks()],
+    "shuffled-sample": [faults.ShuffledSample()],
+    "newest-first": [faults.NewestFirst()],
+    "wrong-finality-hash": [faults.WrongFinalityHash()],
+    "finality-regressed": [faults.FinalityRegressed()],
+    "no-head-headers": [faults.NoHeadHeaders()],
 }

@@ -1,1 +1,0 @@
-"""What can go wrong with an answer, and when it does."""
