@@ -22,7 +22,7 @@ from headwater.targets.clickhouse import (
     clickhouse_target,
     store,
     table,
-    writer,
+    transfer,
 )
 from tests.spark.whole_stream import fill_through_forks
 from tests.stream.truth import COLUMNS, transfers
@@ -156,7 +156,7 @@ def test_a_worker_that_is_killed_leaves_nothing_that_counts_twice(
     The second attempt has its rows in another order. Where a task inserts several pieces, the batch
     is written again; where it inserts one, the server knows it.
     """
-    marker, real = tmp_path / "killed", writer.Writer
+    marker, real = tmp_path / "killed", transfer.Writer
     monkeypatch.setattr(store, "Writer", lambda *args: Dies(real(*args), marker, after=after))
     s = started(url, insert_rows=insert_rows)
     s.block(9, {"rows": numbers(spark)}, final=9)

@@ -39,7 +39,7 @@ from headwater.targets.clickhouse import (
     table,
 )
 from headwater.targets.clickhouse.sql import TableName, parse_name, quote
-from headwater.targets.clickhouse.writer import Attempts
+from headwater.targets.clickhouse.transfer import Attempts
 from tests.sampling import every
 from tests.targets.clickhouse_places import Stream, database
 

@@ -132,7 +132,7 @@ class _Inserts:
             UnknownTableError: the database has no such table.
         """
         from headwater.targets.clickhouse import Table
-        from headwater.targets.clickhouse.staging import refuse_computed
+        from headwater.targets.clickhouse.versioned import refuse_computed
 
         changes = to_arrow(data[CHANGES])
         names = pc.unique(changes["table"]).to_pylist()
@@ -167,7 +167,7 @@ def wide_inserts(changes: pa.Table, keys: Mapping[str, Sequence[str]]) -> dict[s
         InsertOnlyError: a change is something else than an insert.
         UnknownTableError: a change names a table that is not there.
     """
-    from headwater.targets.clickhouse.staging import pivot
+    from headwater.targets.clickhouse.versioned import pivot
 
     _refuse_others(changes)
     found: dict[str, pa.Table] = {}

@@ -36,7 +36,7 @@ from headwater.targets.contract import (
     prepared,
 )
 from headwater.targets.frames import column_names, rows_above, to_arrow
-from headwater.targets.side_rows import KEY
+from headwater.targets.side_rows import KEY, without_keys
 
 BLOCK = "block_number"
 _BELOW_ALL = (-1, -1)  # key of a side row
@@ -217,7 +217,7 @@ class FanOutTarget:
             for keeper, own in zip(keepers, found, strict=True):
                 held = own
                 for other in found:
-                    lacking = _without(other, held)
+                    lacking = without_keys(other, held)
                     if lacking.num_rows:
                         logger.info("fanout.evened table=%s rows=%d", name, lacking.num_rows)
                         keeper.settle_side_rows(name, _BELOW_ALL, {name: lacking})
@@ -257,7 +257,7 @@ class FanOutTarget:
                 found[name] = _above(rows, number, name) if is_ahead else rows
             elif blocks["min"] <= number:
                 known = own.read_side_table(name, after=(blocks["min"], -1), up_to_block=number)
-                found[name] = _without(rows, known)
+                found[name] = without_keys(rows, known)
             else:
                 found[name] = rows
         return found
@@ -337,12 +337,6 @@ class FanOutTarget:
                     target=self._name(index),
                     block=header.cursor,
                 )
-
-
-def _without(rows: pa.Table, known: pa.Table) -> pa.Table:
-    """Return side rows whose key is not among known ones."""
-    kept = rows.join(known.select(KEY), list(KEY), join_type="left anti")
-    return kept.select(rows.column_names).cast(rows.schema)
 
 
 def _as_final(state: PipeState, other: PipeState) -> PipeState:

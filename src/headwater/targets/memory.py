@@ -12,7 +12,14 @@ import pyarrow.compute as pc
 from headwater.core import Batch, PipeState
 from headwater.runtime import ALONE, Runtime
 from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
-from headwater.targets.side_rows import KEY, after_key, check_side_table, in_key_order, side_rows
+from headwater.targets.side_rows import (
+    KEY,
+    after_key,
+    check_side_table,
+    in_key_order,
+    side_rows,
+    without_keys,
+)
 
 Data = TypeVar("Data")
 
@@ -125,7 +132,6 @@ class MemoryTarget(Generic[Data]):
         """Add rows to tables, leaving out those whose key is there."""
         made = dict(side)
         for name, rows in more.items():
-            new = side_rows(self._side[name], rows)
-            new = new.join(made[name].select(KEY), list(KEY), join_type="left anti")
-            made[name] = pa.concat_tables([made[name], side_rows(self._side[name], new)])
+            new = without_keys(side_rows(self._side[name], rows), made[name])
+            made[name] = pa.concat_tables([made[name], new])
         return made

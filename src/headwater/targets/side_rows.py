@@ -52,6 +52,12 @@ def with_stream(stream_id: str, rows: pa.Table) -> pa.Table:
     return rows.add_column(0, pa.field(STREAM, pa.string()), ids)
 
 
+def without_keys(rows: pa.Table, known: pa.Table) -> pa.Table:
+    """Return the rows whose key is not among known ones."""
+    kept = rows.join(known.select(KEY), list(KEY), join_type="left anti")
+    return kept.select(rows.column_names).cast(rows.schema)
+
+
 def in_key_order(rows: pa.Table) -> pa.Table:
     """Sort rows by block number and ordinal."""
     return rows.sort_by([(name, "ascending") for name in KEY])

@@ -47,16 +47,17 @@ from headwater.targets.clickhouse.layout import (
     create_table,
     create_view,
     read_layout,
+    readers_of,
 )
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table
-from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables, exists
+from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables
 from headwater.targets.clickhouse.sql import DELETED, TableName, compose, parse_name
 from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.target import ClickHouseTarget
+from headwater.targets.clickhouse.transfer import Attempts
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.clickhouse.versioned import is_log
-from headwater.targets.clickhouse.writer import Attempts
 from headwater.targets.compare import COUNT
 from headwater.targets.contract import SideTable
 from headwater.targets.database import Callbacks
@@ -96,21 +97,11 @@ class _Held:
 
     def empty(self, layout: Layout) -> None:
         """Remove all rows of the stream; at once where all are its own and no view follows."""
-        (found,) = self.client.rows(
-            "SELECT length(dependencies_table) AS views FROM system.tables "
-            "WHERE database = {database:String} AND name = {name:String}",
-            {"database": layout.name.database, "name": layout.name.name},
-        )
-        if found["views"] or layout.stream_column is not None or is_log(layout):
+        if readers_of(self.client, layout) or layout.stream_column is not None or is_log(layout):
             self.undo.above(layout, -1)
             return
-        self.client.run(
-            compose(
-                "ALTER TABLE <table> DELETE WHERE <condition>",
-                table=layout.name,
-                condition=self.lease.condition,
-            ),
-            settings=DELETED,
+        self.lease.run(
+            "ALTER TABLE <table> DELETE WHERE <condition>", settings=DELETED, table=layout.name
         )
 
 
@@ -132,11 +123,9 @@ class ClickHouseAdmin:
         with self._connected() as client:
             registered = self._registered(client)
             ids = {self._stream_of(one) for one in registered}
-            if exists(client, self._sync):
-                found = client.rows(
-                    compose("SELECT DISTINCT id FROM <sync> FINAL", sync=self._sync)
-                )
-                ids |= {one["id"] for one in found}
+            if client.has(self._sync):
+                found = client.rows("SELECT DISTINCT id FROM <sync> FINAL", sync=self._sync)
+                ids |= {row["id"] for row in found}
             return [
                 StreamStatus(one, self._state(client, one), self._tables(client, one, registered))
                 for one in sorted(ids)
@@ -206,39 +195,24 @@ class ClickHouseAdmin:
             layout = found[0] if found else read_layout(client, name, Table(table))
             if layout is None:
                 raise VerifyError("there is no such table", table=name)
-            own = layout.stream_column
-            hidden = {*layout.marks, own}
-            shown = [one for one in layout.columns if one not in hidden]
-            conditions = ["<block> BETWEEN {first:UInt64} AND {last:UInt64}"]
-            conditions += ["<own> = {id:String}"] if own else []
-            conditions += ["<deleted> = 0"] if layout.deleted else []
-            which = compose(
-                " AND ".join(conditions),
-                block=layout.block_column,
-                own=own or "",
-                deleted=layout.deleted,
-            )
-            count, final, grouped = Fragment("1"), Fragment(""), Fragment("")
-            if layout.family is Family.COLLAPSING:
-                count = compose("sum(<sign>)", sign=layout.sign)
-                grouped = compose(
-                    "GROUP BY <shown> HAVING <counted> != 0", shown=shown, counted=COUNT
-                )
-            elif layout.family is Family.REPLACING:
-                final = Fragment("FINAL")
+            shown = [one for one in layout.values if one != layout.stream_column]
+            count, final, rest = {
+                Family.COLLAPSING: ("sum(<sign>)", "", "GROUP BY <shown> HAVING <counted> != 0"),
+                Family.REPLACING: ("1", "FINAL", "AND <deleted> = 0"),
+                Family.OTHER: ("1", "", ""),
+            }[layout.family]
             rows = client.query(
-                compose(
-                    "SELECT <shown>, toInt64(<count>) AS <counted> FROM <table> <final> "
-                    "WHERE <which> <grouped>",
-                    shown=shown,
-                    count=count,
-                    counted=COUNT,
-                    table=name,
-                    final=final,
-                    which=which,
-                    grouped=grouped,
-                ),
-                {"first": first, "last": last, "id": stream_id},
+                "SELECT <shown>, toInt64(<count>) AS <counted> FROM <table> <final> "
+                "WHERE <block> BETWEEN {first:UInt64} AND {last:UInt64} AND <own> <rest>",
+                {"first": first, "last": last, "stream": stream_id},
+                shown=shown,
+                count=compose(count, sign=layout.sign),
+                counted=COUNT,
+                table=name,
+                final=Fragment(final),
+                block=layout.block_column,
+                own=layout.own,
+                rest=compose(rest, shown=shown, counted=COUNT, deleted=layout.deleted),
             )
             rooms = {name: clickhouse_room(kind) for name, kind in layout.columns.items()}
             return BlockRows(rows, layout.block_column, rooms)
@@ -297,7 +271,7 @@ class ClickHouseAdmin:
             )
 
     def _state(self, client: ClickHouseClient, stream_id: str) -> PipeState:
-        if not exists(client, self._sync):
+        if not client.has(self._sync):
             return PipeState()
         lease = self._lease(client, stream_id)
         return SyncTable(client, self._sync, lease, self._settings.max_rows).load()
@@ -313,11 +287,9 @@ class ClickHouseAdmin:
 
     def _registered(self, client: ClickHouseClient) -> list[dict[str, str]]:
         """Return which stream writes which table; the Pipes SDK keeps no such list."""
-        if not exists(client, self._registry):
+        if not client.has(self._registry):
             return []
-        return client.rows(
-            compose("SELECT * FROM <all> FINAL ORDER BY database, name", all=self._registry)
-        )
+        return client.rows("SELECT * FROM <all> FINAL ORDER BY database, name", all=self._registry)
 
     def _stream_of(self, registered: dict[str, str]) -> str:
         """Return the stream that writes a table; side tables are noted under `Lease.own_id`."""
@@ -359,16 +331,13 @@ class ClickHouseAdmin:
         return tuple(found)
 
     def _forget_tables(self, held: _Held, which: str = "1") -> None:
-        if exists(held.client, self._registry):
-            held.client.run(
-                compose(
-                    "DELETE FROM <all> WHERE id IN {ids:Array(String)} AND <which> AND <condition>",
-                    all=self._registry,
-                    which=Fragment(which),
-                    condition=held.lease.condition,
-                ),
+        if held.client.has(self._registry):
+            held.lease.run(
+                "DELETE FROM <all> WHERE id IN {ids:Array(String)} AND <which> AND <condition>",
                 {"ids": [held.lease.stream_id, held.lease.own_id], "prefix": PREFIX},
                 settings=DELETED,
+                all=self._registry,
+                which=Fragment(which),
             )
 
 

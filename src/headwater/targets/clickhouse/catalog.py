@@ -34,9 +34,8 @@ from headwater.targets.clickhouse.layout import (
 )
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
-from headwater.targets.clickhouse.sql import DELETED, TableName, compose, parse_name
+from headwater.targets.clickhouse.sql import DELETED, TableName, parse_name
 from headwater.targets.side_rows import PREFIX, STREAM
-from headwater.targets.text import Fragment
 
 logger = logging.getLogger("headwater.targets.clickhouse")
 
@@ -64,7 +63,7 @@ class Catalog:
     ) -> None:
         self._client = client
         self._lease = lease
-        self.stream_id = self._id = lease.stream_id
+        self._id = lease.stream_id
         self._registry = registry
         self._database = registry.database
         self._declared = {parse_name(one.name, self._database): one for one in declared}
@@ -169,7 +168,7 @@ class Catalog:
             self._note(new, before)
             self._lease.check()
             drop_view(self._client, before)
-            self._client.run(compose("RENAME TABLE <old> TO <new>", old=old, new=new))
+            self._client.run("RENAME TABLE <old> TO <new>", old=old, new=new)
         self._withdraw(old)
         self._declared.pop(old, None)
         self.forget()
@@ -201,6 +200,31 @@ class Catalog:
                 views=views,
             )
 
+    def check_new(self, name: TableName) -> None:
+        """Refuse the table of an output that was added, if it holds rows."""
+        layout = self.described(name)
+        if layout is not None and self.holds_rows(layout):
+            raise EvolveError(
+                "the table of an output that was added holds rows already; drop or rename it",
+                table=name,
+            )
+
+    def first_block(self, name: TableName, behind: int) -> int | None:
+        """Return the first block of a table; `behind` if it is empty, None if it is not there."""
+        layout = self.admitted(name)
+        if layout is None:
+            return None
+        found = self._client.rows(
+            "SELECT toInt64(<block>) AS headwater_block FROM <table> <final> WHERE <own> "
+            "ORDER BY <block> LIMIT 1",
+            {"stream": self._id},
+            block=layout.block_column,
+            table=layout.name,
+            final=layout.final,
+            own=layout.own,
+        )
+        return int(found[0]["headwater_block"]) if found else behind
+
     def described(self, name: TableName) -> Layout | None:
         """Return a table as the server describes it; nothing is created or noted."""
         return read_layout(self._client, name, self._declared.get(name))
@@ -211,9 +235,7 @@ class Catalog:
 
     def existing(self, name: TableName) -> Layout:
         """Return a table that a user names, declared or not; with the index that undo needs."""
-        layout = self._layouts.get(name) or read_layout(
-            self._client, name, self._declared.get(name)
-        )
+        layout = self._layouts.get(name) or self.described(name)
         if layout is None:
             raise ClickHouseTableError("there is no such table", table=name)
         if not layout.indexed and layout.block_column in layout.columns:
@@ -234,11 +256,9 @@ class Catalog:
             return 0
         if layout.name not in self._versions:
             found = self._client.rows(
-                compose(
-                    "SELECT toInt64(max(<version>)) AS n FROM <table>",
-                    version=layout.version,
-                    table=layout.name,
-                )
+                "SELECT toInt64(max(<version>)) AS n FROM <table>",
+                version=layout.version,
+                table=layout.name,
             )
             self._versions[layout.name] = int(found[0]["n"])
         self._versions[layout.name] += 1
@@ -371,73 +391,55 @@ class Catalog:
     def _rename_rows(self, layout: Layout) -> None:
         """Give side rows the id that tells them apart: each comes with its own negative."""
         rest = [column for column in layout.columns if column not in (STREAM, *layout.marks)]
-        self._client.run(
-            compose(
-                "INSERT INTO <table> (<stream>, <rest>, <sign>) SELECT if(headwater_sign = 1, "
-                "{own:String}, <stream>), <rest>, headwater_sign FROM <table> FINAL "
-                "ARRAY JOIN [1, -1] AS headwater_sign WHERE <stream> = {plain:String} "
-                "AND <condition>",
-                table=layout.name,
-                stream=STREAM,
-                rest=rest,
-                sign=layout.sign,
-                condition=self._lease.condition,
-            ),
+        self._lease.run(
+            "INSERT INTO <table> (<stream>, <rest>, <sign>) SELECT if(headwater_sign = 1, "
+            "{own:String}, <stream>), <rest>, headwater_sign FROM <table> FINAL "
+            "ARRAY JOIN [1, -1] AS headwater_sign WHERE <stream> = {plain:String} AND <condition>",
             {"own": self._lease.own_id, "plain": self._id},
             settings=every_row(),
+            table=layout.name,
+            stream=STREAM,
+            rest=rest,
+            sign=layout.sign,
         )
 
     def _note(self, name: TableName, layout: Layout) -> None:
         """Note that the stream writes a table."""
-        self._client.run(
-            compose(
-                "INSERT INTO <all> (id, database, name, block_column, stream_column) "
-                "SELECT {id:String}, {database:String}, {name:String}, {block:String}, "
-                "{stream:String} WHERE <condition>",
-                all=self._registry,
-                condition=self._lease.condition,
-            ),
+        self._lease.run(
+            "INSERT INTO <all> (id, database, name, block_column, stream_column) "
+            "SELECT {id:String}, {database:String}, {name:String}, {block:String}, "
+            "{stream:String} WHERE <condition>",
             {
                 "id": self._lease.id_in(name),
-                "database": name.database,
-                "name": name.name,
+                **name.params,
                 "block": layout.block_column,
                 "stream": layout.stream_column or "",
             },
+            all=self._registry,
         )
         self._written = None
 
     def _withdraw(self, name: TableName, noted_id: str = "") -> None:
         """Forget that the stream writes a table, as it was noted."""
-        self._client.run(
-            compose(
-                "DELETE FROM <all> WHERE id = {id:String} AND database = {database:String} "
-                "AND name = {name:String} AND <condition>",
-                all=self._registry,
-                condition=self._lease.condition,
-            ),
-            {
-                "id": noted_id or self._lease.id_in(name),
-                "database": name.database,
-                "name": name.name,
-            },
+        self._lease.run(
+            "DELETE FROM <all> WHERE id = {id:String} AND database = {database:String} "
+            "AND name = {name:String} AND <condition>",
+            {"id": noted_id or self._lease.id_in(name), **name.params},
             settings=DELETED,
+            all=self._registry,
         )
         self._written = None
 
     def holds_rows(self, layout: Layout, above: int = -1) -> bool:
         """Tell whether rows above a block count; the stream's, if a column says whose they are."""
-        own = compose("AND <stream> = {id:String}", stream=layout.stream_column or "")
         found = self._client.rows(
-            compose(
-                "SELECT count() AS headwater_count FROM <table> <final> "
-                "WHERE <block> > {above:Int64} <own>",
-                table=layout.name,
-                final=Fragment("FINAL" if layout.marks else ""),
-                block=layout.block_column,
-                own=own if layout.stream_column else Fragment(""),
-            ),
-            {"id": self._lease.id_in(layout.name), "above": above},
+            "SELECT count() AS headwater_count FROM <table> <final> "
+            "WHERE <block> > {above:Int64} AND <own>",
+            {"stream": self._lease.id_in(layout.name), "above": above},
+            table=layout.name,
+            final=layout.final,
+            block=layout.block_column,
+            own=layout.own,
         )
         return bool(found[0]["headwater_count"])
 
@@ -453,16 +455,15 @@ class Catalog:
                 continue
             with ignoring_refusal():
                 rows = self._client.rows(
-                    compose("SELECT id, database, name, stream_column FROM <all> FINAL", all=listed)
+                    "SELECT id, database, name, stream_column FROM <all> FINAL", all=listed
                 )
                 found += [row | {"list": str(listed)} for row in rows]
         return found
 
     def _registered(self) -> list[dict[str, str]]:
         """Return which stream writes which table, as it was when a table was last looked at."""
-        if self._written is not None:
-            return self._written
-        self._written = self._client.rows(compose("SELECT * FROM <all> FINAL", all=self._registry))
+        if self._written is None:
+            self._written = self._client.rows("SELECT * FROM <all> FINAL", all=self._registry)
         return self._written
 
 

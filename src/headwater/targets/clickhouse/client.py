@@ -2,7 +2,7 @@
 
 Runs on the driver and on executors; it pickles. Every statement has an id. Before a statement that
 changes something is tried again, the server is asked to end the first try, so that two of them
-never run at once.
+never run at once. What is given by name fills the gaps `<name>` of a statement.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from headwater.errors import (
     InvalidOptionError,
 )
 from headwater.runtime import Wait, sleep
-from headwater.targets.clickhouse.sql import literal, quote
+from headwater.targets.clickhouse.sql import TableName, compose, literal, quote
 from headwater.targets.database import Patience
+from headwater.targets.text import Part
 
 FENCED = "headwater"  # what a refusal says that comes from a condition of ours
 _THROWN, _DISK_FULL = 395, 243  # the numbers of such a refusal, and of a disk without room
@@ -112,8 +113,10 @@ class ClickHouseClient:
         params: Mapping[str, object] | None = None,
         *,
         settings: Mapping[str, str] | None = None,
+        **parts: Part,
     ) -> None:
         """Run a statement for its effect; one that may run twice without harm."""
+        sql = compose(sql, **parts) if parts else sql
         self._send(sql, None, params, settings, attempts=self.attempts, kill=True)
 
     def rows(
@@ -122,11 +125,13 @@ class ClickHouseClient:
         params: Mapping[str, object] | None = None,
         *,
         settings: Mapping[str, str] | None = None,
+        **parts: Part,
     ) -> list[dict[str, Any]]:
         """Return the rows of a query, for our own use: integers of 64 bits and texts.
 
         They come in one JSON document, so that no rows can be told from no answer.
         """
+        sql = compose(sql, **parts) if parts else sql
         wanted = {"output_format_json_quote_64bit_integers": "0", **(settings or {})}
         body = self._send(
             f"{sql} FORMAT JSON", None, params, wanted, attempts=self.attempts, kill=False
@@ -142,14 +147,17 @@ class ClickHouseClient:
         body = self._send(sql, None, None, {}, attempts=self.attempts, kill=False)
         return bytes(body).decode()
 
-    def query(self, sql: str, params: Mapping[str, object] | None = None) -> pa.Table:
+    def query(
+        self, sql: str, params: Mapping[str, object] | None = None, **parts: Part
+    ) -> pa.Table:
         """Return the rows of a query.
 
         Integers too wide for Arrow come as decimal text; a column of texts that are not UTF-8, as
         bytes.
         """
+        sql = (compose(sql, **parts) if parts else sql).rstrip().rstrip(";")
         body = self._send(
-            f"{sql.rstrip().rstrip(';')} FORMAT ArrowStream",
+            f"{sql} FORMAT ArrowStream",
             None,
             params,
             {"output_format_arrow_string_as_string": "0"},
@@ -160,7 +168,7 @@ class ClickHouseClient:
             raise self._lost("the answer is not whole")
         found = _with_texts(pa.ipc.open_stream(body).read_all())
         if any(pa.types.is_fixed_size_binary(field.type) for field in found.schema):
-            kinds = self.rows(f"DESCRIBE TABLE ({sql.rstrip().rstrip(';')})", params)
+            kinds = self.rows(f"DESCRIBE TABLE ({sql})", params)
             return _with_wide_integers(found, {one["name"]: one["type"] for one in kinds})
         return found
 
@@ -213,6 +221,10 @@ class ClickHouseClient:
             settings=_ANYWHERE,
         )
         return {one["name"] for one in found}
+
+    def has(self, name: TableName) -> bool:
+        """Tell whether there is a table."""
+        return bool(self.existing(name.database, [name.name]))
 
     def databases(self) -> list[str]:
         """Return the names of the server's databases, as far as the user may see them."""

@@ -80,6 +80,23 @@ class Layout:
         """The columns that the engine needs and the target fills."""
         return tuple(one for one in (self.sign, self.version, self.deleted) if one)
 
+    @property
+    def values(self) -> list[str]:
+        """The columns with what users store."""
+        return [name for name in self.columns if name not in self.marks]
+
+    @property
+    def final(self) -> Fragment:
+        """What follows the table's name, so that rows that were taken back are not read."""
+        return Fragment("FINAL" if self.marks else "")
+
+    @property
+    def own(self) -> Fragment:
+        """The condition that a row is the stream's, if a column says whose it is."""
+        if self.stream_column is None:
+            return Fragment("1")
+        return compose("<stream> = {stream:String}", stream=self.stream_column)
+
 
 def read_layout(client: ClickHouseClient, name: TableName, declared: Table | None) -> Layout | None:
     """Read a table from the system tables; None if there is none.
@@ -253,20 +270,17 @@ def create_view(client: ClickHouseClient, layout: Layout) -> None:
 
 def _show(client: ClickHouseClient, layout: Layout, create: Fragment) -> None:
     client.run(
-        compose(
-            "<create> <view> AS SELECT <shown> FROM <table> FINAL",
-            create=create,
-            view=layout.name.suffixed("_live"),
-            shown=[one for one in layout.columns if one not in layout.marks],
-            table=layout.name,
-        )
+        "<create> <view> AS SELECT <shown> FROM <table> FINAL",
+        create=create,
+        view=layout.name.suffixed("_live"),
+        shown=layout.values,
+        table=layout.name,
     )
 
 
 def renew_view(client: ClickHouseClient, layout: Layout) -> None:
     """Show columns that were added in the view of the rows that count, if it is our own."""
-    shown = _shown(client, layout)
-    wanted = [one for one in layout.columns if one not in layout.marks]
+    shown, wanted = _shown(client, layout), layout.values
     if shown is not None and shown != wanted and set(shown) < set(wanted):
         _show(client, layout, Fragment("CREATE OR REPLACE VIEW"))
 
@@ -274,19 +288,18 @@ def renew_view(client: ClickHouseClient, layout: Layout) -> None:
 def drop_view(client: ClickHouseClient, layout: Layout) -> None:
     """Drop the view of the rows that count, if it is the target's own."""
     if _shown(client, layout) is not None:
-        client.run(compose("DROP VIEW IF EXISTS <view>", view=layout.name.suffixed("_live")))
+        client.run("DROP VIEW IF EXISTS <view>", view=layout.name.suffixed("_live"))
 
 
 def _shown(client: ClickHouseClient, layout: Layout) -> list[str] | None:
     """Return the columns of the view, if it selects them of the table's rows that count."""
-    view = layout.name.suffixed("_live")
     found = client.rows(
         "SELECT as_select, "
         "(SELECT arrayMap(one -> one.2, arraySort(groupArray((position, name)))) "
         "FROM system.columns WHERE database = {database:String} AND table = {name:String}) "
         "AS names "
         "FROM system.tables WHERE database = {database:String} AND name = {name:String}",
-        {"database": view.database, "name": view.name},
+        layout.name.suffixed("_live").params,
     )
     if not found:
         return None
@@ -312,7 +325,7 @@ def readers_of(client: ClickHouseClient, layout: Layout) -> list[str]:
     found = client.rows(
         "SELECT dependencies_table AS names FROM system.tables "
         "WHERE database = {database:String} AND name = {name:String}",
-        {"database": layout.name.database, "name": layout.name.name},
+        layout.name.params,
     )
     return sorted(found[0]["names"]) if found else []
 

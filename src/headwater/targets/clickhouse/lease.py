@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from headwater.targets.clickhouse.client import FENCED, ClickHouseClient
 from headwater.targets.clickhouse.sql import TableName, compose, literal
 from headwater.targets.side_rows import PREFIX, stored_id
-from headwater.targets.text import Fragment
+from headwater.targets.text import Fragment, Part
 
 FORMER_LIMIT = 1 << 32  # epochs of the first release are counted from 1
 _NEW = "new-"
@@ -55,11 +55,9 @@ class Lease:
     def create(self) -> None:
         """Create the table of epochs if it is not there."""
         self._client.run(
-            compose(
-                "CREATE TABLE IF NOT EXISTS <epochs> (id String, number UInt64, epoch String) "
-                "ENGINE = ReplacingMergeTree(number) ORDER BY id",
-                epochs=self._name,
-            )
+            "CREATE TABLE IF NOT EXISTS <epochs> (id String, number UInt64, epoch String) "
+            "ENGINE = ReplacingMergeTree(number) ORDER BY id",
+            epochs=self._name,
         )
 
     def begin(self, is_known: Callable[[], bool]) -> None:
@@ -69,12 +67,10 @@ class Lease:
         Of two starts at one moment the higher number wins; the other one's statements are refused.
         """
         (found,) = self._client.rows(
-            compose(
-                "SELECT max(number) AS highest, argMax(epoch, number) AS newest FROM <epochs> "
-                "WHERE id = {id:String}",
-                epochs=self._name,
-            ),
+            "SELECT max(number) AS highest, argMax(epoch, number) AS newest FROM <epochs> "
+            "WHERE id = {id:String}",
             {"id": self.stream_id},
+            epochs=self._name,
         )
         self.number = int(found["highest"])
         is_new = str(found["newest"]).startswith(_NEW)
@@ -91,6 +87,17 @@ class Lease:
         number = self._next_number()
         condition = self._newest_is(self.number, number)  # the latter if the answer was lost
         self._store_epoch(number, condition, is_new=self.is_new if is_new is None else is_new)
+
+    def run(
+        self,
+        sql: str,
+        params: Mapping[str, object] | None = None,
+        *,
+        settings: Mapping[str, str] | None = None,
+        **parts: Part,
+    ) -> None:
+        """Run a statement that ends in `<condition>`: the server refuses it without the lease."""
+        self._client.run(sql, params, settings=settings, condition=self.condition, **parts)
 
     def check(self) -> None:
         """Make sure that this writer may still change the stream.
@@ -136,18 +143,13 @@ class Lease:
 
         The number is part of the statement: one that arrives twice, or late, changes nothing.
         """
+        epoch = f"{_NEW if is_new else ''}{secrets.token_hex(8)}"
         self._client.run(
-            compose(
-                "INSERT INTO <epochs> SELECT {id:String}, {number:UInt64}, {epoch:String} "
-                "WHERE <condition>",
-                epochs=self._name,
-                condition=Fragment(condition),
-            ),
-            {
-                "id": self.stream_id,
-                "number": number,
-                "epoch": f"{_NEW if is_new else ''}{secrets.token_hex(8)}",
-            },
+            "INSERT INTO <epochs> SELECT {id:String}, {number:UInt64}, {epoch:String} "
+            "WHERE <condition>",
+            {"id": self.stream_id, "number": number, "epoch": epoch},
+            epochs=self._name,
+            condition=Fragment(condition),
         )
         self.number, self.is_new = number, is_new
         self._client.prefix = f"{self._prefix}#{number:020}-"

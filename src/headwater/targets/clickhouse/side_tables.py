@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.targets import text
 from headwater.targets.clickhouse.catalog import Catalog
@@ -23,10 +24,17 @@ from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.layout import create_table
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
-from headwater.targets.clickhouse.sql import DELETED, TableName, compose, into
+from headwater.targets.clickhouse.sql import DELETED, TableName, into
 from headwater.targets.clickhouse.store import Store
 from headwater.targets.contract import SideTable
-from headwater.targets.side_rows import KEY, PREFIX, STREAM, check_side_table, side_rows
+from headwater.targets.side_rows import (
+    KEY,
+    PREFIX,
+    STREAM,
+    check_side_table,
+    side_rows,
+    without_keys,
+)
 from headwater.targets.sql.side_tables import ConfigTable, StoredSideTables
 from headwater.targets.text import Fragment, Part, QualifiedName
 
@@ -78,11 +86,8 @@ class ServerLookup:
 
     def exists(self, session: Any, name: QualifiedName) -> bool:
         """Tell whether there is a table of this name."""
-        found = session.rows(
-            "SELECT count() FROM system.tables WHERE database = $1 AND name = $2",
-            [name.schema, name.name],
-        )
-        return bool(found[0][0])
+        tables = "SELECT count() FROM system.tables WHERE database = $1 AND name = $2"
+        return bool(session.rows(tables, [name.schema, name.name])[0][0])
 
     def columns_of(self, session: Any, schema: str, prefix: str) -> list[tuple[str, str, str]]:
         """Return table, column and type of all tables whose name begins with a prefix."""
@@ -95,11 +100,6 @@ class ServerLookup:
 
 
 LOOKUP = ServerLookup()
-
-
-def exists(client: ClickHouseClient, name: TableName) -> bool:
-    """Tell whether there is a table."""
-    return LOOKUP.exists(Statements(client), name)
 
 
 class LeasedConfig(ConfigTable):
@@ -147,11 +147,9 @@ class SideTables(StoredSideTables):
     def create(self, tables: Sequence[SideTable]) -> None:
         """Create what is missing."""
         self._client.run(
-            compose(
-                "CREATE TABLE IF NOT EXISTS <notes> (id String, name String, document String, "
-                "sign Int8) ENGINE = CollapsingMergeTree(sign) ORDER BY (id, name)",
-                notes=self._notes,
-            )
+            "CREATE TABLE IF NOT EXISTS <notes> (id String, name String, document String, "
+            "sign Int8) ENGINE = CollapsingMergeTree(sign) ORDER BY (id, name)",
+            notes=self._notes,
         )
         for one in tables:
             declared = _declaration(one.name)
@@ -200,29 +198,22 @@ class SideTables(StoredSideTables):
 
     def _missing(self, name: str, rows: pa.Table) -> pa.Table:
         """Return those of the rows whose keys are not there."""
-        held = self._client.query(
-            compose(
-                "SELECT block_number, ordinal FROM <table> FINAL WHERE <own> "
-                "AND block_number BETWEEN {first:Int64} AND {last:Int64}",
-                table=self._name(name),
-                own=Fragment(_OWN),
-            ),
-            {
-                "stream": self._id,
-                "first": min(rows.column(KEY[0]).to_pylist()),
-                "last": max(rows.column(KEY[0]).to_pylist()),
-            },
+        blocks = pc.min_max(rows.column(KEY[0])).as_py()
+        known = self._client.query(
+            "SELECT block_number, ordinal FROM <table> FINAL WHERE <own> "
+            "AND block_number BETWEEN {min:Int64} AND {max:Int64}",
+            {"stream": self._id, **blocks},
+            table=self._name(name),
+            own=Fragment(_OWN),
         )
-        known = set(zip(*(held.column(one).to_pylist() for one in KEY), strict=True))
-        keys = zip(*(rows.column(one).to_pylist() for one in KEY), strict=True)
-        return rows.filter(pa.array([key not in known for key in keys], pa.bool_()))
+        return without_keys(rows, known)
 
     def _noted(self) -> list[dict[str, str]]:
         return self._client.rows(
-            compose("SELECT name, document FROM <notes> FINAL WHERE id = {id:String}",
-                    notes=self._notes),
+            "SELECT name, document FROM <notes> FINAL WHERE id = {id:String}",
             {"id": self._lease.stream_id},
-        )  # fmt: skip
+            notes=self._notes,
+        )
 
     def _note(self, name: str, document: str, sign: int) -> None:
         frame = pa.table(

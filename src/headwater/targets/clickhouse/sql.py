@@ -52,6 +52,11 @@ class TableName(QualifiedName):
         """The name as it stands in a statement."""
         return f"{quote(self.schema)}.{quote(self.name)}"
 
+    @property
+    def params(self) -> dict[str, str]:
+        """The name as parameters `database` and `name` of a question to system tables."""
+        return {"database": self.schema, "name": self.name}
+
     def __str__(self) -> str:
         return self.quoted
 

@@ -17,11 +17,21 @@ from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
-from headwater.targets.clickhouse.staging import staged_frames
-from headwater.targets.clickhouse.transfer import Piece, Transfer, plan_transfer
+from headwater.targets.clickhouse.transfer import (
+    Attempts,
+    Piece,
+    Transfer,
+    Writer,
+    insert_distributed,
+    plan_transfer,
+)
 from headwater.targets.clickhouse.undo import Undo
-from headwater.targets.clickhouse.versioned import Versioned, declared_log, schema_of
-from headwater.targets.clickhouse.writer import Attempts, Writer, insert_distributed
+from headwater.targets.clickhouse.versioned import (
+    Versioned,
+    declared_log,
+    schema_of,
+    staged_frames,
+)
 from headwater.targets.contract import Scope
 from headwater.targets.frames import bounded_tables, executor_rows, to_arrow
 from headwater.targets.values import Altered, Tally

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,7 +28,8 @@ from headwater.core.state import FinalizedWatermark
 from headwater.errors import ClickHouseWriterError
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.sql import TableName, columns, compose, into
+from headwater.targets.clickhouse.sql import TableName, into
+from headwater.targets.text import Fragment
 
 CLEAN_EVERY = 25
 _COLUMNS = {
@@ -62,9 +64,10 @@ class SyncTable:
     def create(self) -> None:
         """Create the table if it is not there."""
         self._client.run(
-            f"CREATE TABLE IF NOT EXISTS {self._name} (id String, current String, "
-            "finalized String, rollback_chain String, timestamp DateTime64(3), sign Int8) "
-            "ENGINE = CollapsingMergeTree(sign) ORDER BY (timestamp, id)"
+            "CREATE TABLE IF NOT EXISTS <sync> (<kinds>) "
+            "ENGINE = CollapsingMergeTree(sign) ORDER BY (timestamp, id)",
+            sync=self._name,
+            kinds=Fragment(", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())),
         )
 
     def adopt_legacy(self, legacy_id: str) -> bool:
@@ -72,29 +75,22 @@ class SyncTable:
         if not self._count(legacy_id):
             return False
         self._client.run(
-            compose(
-                "INSERT INTO <sync> (<columns>) SELECT if(s = 1, {own:String}, id), current, "
-                "finalized, rollback_chain, timestamp, s FROM <sync> FINAL "
-                "ARRAY JOIN [1, -1] AS s WHERE id = {legacy:String} AND <condition>",
-                sync=self._name,
-                columns=columns(_COLUMNS),
-                condition=self._lease.epoch_condition,
-            ),
+            "INSERT INTO <sync> (<columns>) SELECT if(s = 1, {own:String}, id), current, "
+            "finalized, rollback_chain, timestamp, s FROM <sync> FINAL "
+            "ARRAY JOIN [1, -1] AS s WHERE id = {legacy:String} AND <condition>",
             {"own": self.stream_id, "legacy": legacy_id},
             settings=every_row(),
+            sync=self._name,
+            columns=tuple(_COLUMNS),
+            condition=self._lease.epoch_condition,
         )
         return True
 
     def load(self) -> PipeState:
         """Return the state that the rows stand for."""
-        found = self._client.rows(
-            compose(
-                "SELECT current, finalized, rollback_chain, "
-                "toUnixTimestamp64Milli(timestamp) AS at "
-                "FROM <sync> FINAL WHERE id = {id:String}",
-                sync=self._name,
-            ),
-            {"id": self.stream_id},
+        found = self._found(
+            "SELECT current, finalized, rollback_chain, toUnixTimestamp64Milli(timestamp) AS at "
+            "FROM <sync> FINAL WHERE id = {id:String}"
         )
         rows = [
             (
@@ -113,12 +109,8 @@ class SyncTable:
 
     def newest(self) -> int:
         """Return the time of the stream's newest row on the server, also of one cancelled since."""
-        query = compose(
-            "SELECT toUnixTimestamp64Milli(max(timestamp)) AS at FROM <sync> "
-            "WHERE id = {id:String}",
-            sync=self._name,
-        )
-        return int(self._client.rows(query, {"id": self.stream_id})[0]["at"])
+        newest = "SELECT toUnixTimestamp64Milli(max(timestamp)) AS at FROM <sync> "
+        return int(self._found(newest + "WHERE id = {id:String}")[0]["at"])
 
     @property
     def is_ours(self) -> bool:
@@ -151,15 +143,10 @@ class SyncTable:
         What earlier rows say of finality then counts no longer. Called by commands; after a lost
         connection it is not tried again: the command may be repeated.
         """
-        held = self._client.rows(
-            compose(
-                "SELECT current, finalized, rollback_chain, "
-                "toUnixTimestamp64Milli(timestamp) AS at, toInt64(sum(sign)) AS net "
-                "FROM <sync> WHERE id = {id:String} "
-                "GROUP BY current, finalized, rollback_chain, at HAVING net > 0",
-                sync=self._name,
-            ),
-            {"id": self.stream_id},
+        held = self._found(
+            "SELECT current, finalized, rollback_chain, toUnixTimestamp64Milli(timestamp) AS at, "
+            "toInt64(sum(sign)) AS net FROM <sync> WHERE id = {id:String} "
+            "GROUP BY current, finalized, rollback_chain, at HAVING net > 0"
         )
         texts = [
             (one["current"], one["finalized"], one["rollback_chain"], one["at"], -1)
@@ -194,13 +181,11 @@ class SyncTable:
 
     def _holds(self, at: int, current: str) -> bool:
         """Tell whether a row is stored."""
-        found = self._client.rows(
-            compose(
-                "SELECT count() AS n FROM <sync> WHERE id = {id:String} AND "
-                "toUnixTimestamp64Milli(timestamp) = {at:Int64} AND current = {current:String}",
-                sync=self._name,
-            ),
-            {"id": self.stream_id, "at": at, "current": current},
+        found = self._found(
+            "SELECT count() AS n FROM <sync> WHERE id = {id:String} AND "
+            "toUnixTimestamp64Milli(timestamp) = {at:Int64} AND current = {current:String}",
+            at=at,
+            current=current,
         )
         return bool(found[0]["n"])
 
@@ -223,28 +208,26 @@ class SyncTable:
         self._client.insert(target, frame, token)
 
     def _remove_oldest(self) -> None:
-        self._client.run(
-            compose(
-                "INSERT INTO <sync> (<columns>) SELECT id, current, finalized, rollback_chain, "
-                "timestamp, -1 FROM <sync> FINAL WHERE id = {id:String} AND <condition> "
-                "ORDER BY timestamp DESC LIMIT 1000000000 OFFSET {kept:UInt64}",
-                sync=self._name,
-                columns=columns(_COLUMNS),
-                condition=self._lease.condition,
-            ),
+        self._lease.run(
+            "INSERT INTO <sync> (<columns>) SELECT id, current, finalized, rollback_chain, "
+            "timestamp, -1 FROM <sync> FINAL WHERE id = {id:String} AND <condition> "
+            "ORDER BY timestamp DESC LIMIT 1000000000 OFFSET {kept:UInt64}",
             {"id": self.stream_id, "kept": self._max_rows},
             settings=every_row(),
+            sync=self._name,
+            columns=tuple(_COLUMNS),
         )
         self._rows = self._max_rows
 
     def _count(self, stream_id: str) -> int:
-        found = self._client.rows(
-            compose(
-                "SELECT count() AS n FROM <sync> FINAL WHERE id = {id:String}", sync=self._name
-            ),
-            {"id": stream_id},
+        found = self._found(
+            "SELECT count() AS n FROM <sync> FINAL WHERE id = {id:String}", id=stream_id
         )
         return int(found[0]["n"])
+
+    def _found(self, sql: str, **params: object) -> list[dict[str, Any]]:
+        """Return rows of the table, those of this stream unless another `id` is given."""
+        return self._client.rows(sql, {"id": self.stream_id, **params}, sync=self._name)
 
 
 def _texts(row: SyncRow) -> tuple[str, str, str]:

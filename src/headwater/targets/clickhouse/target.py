@@ -30,15 +30,14 @@ from headwater.errors import (
 )
 from headwater.targets.clickhouse.catalog import LISTED, Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.history import History, table_of
 from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import ClickHouseSettings, Table
 from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables
 from headwater.targets.clickhouse.sql import TableName
 from headwater.targets.clickhouse.store import Inserts, Params, Store
 from headwater.targets.clickhouse.sync_table import SyncTable
+from headwater.targets.clickhouse.transfer import Attempts, TryAgain
 from headwater.targets.clickhouse.undo import Undo
-from headwater.targets.clickhouse.writer import Attempts, TryAgain
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable
 from headwater.targets.database import (
     Callbacks,
@@ -48,6 +47,7 @@ from headwater.targets.database import (
     OnRollback,
     OnStart,
 )
+from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.tables import TableOptions, declare_tables
 from headwater.targets.values import check_policy
 
@@ -238,13 +238,13 @@ class ClickHouseTarget(DatabaseTarget):
         for output in outputs:
             self._check_automatic(output)
             if tables is None:
-                self._history.check_new(output)
+                self._catalog.check_new(self._table(output))
         return ()
 
     def first_block(self, output: str) -> int | None:
         """Return the first block of an output's table; refuse one whose rows cannot be replaced."""
         self._check_automatic(output)
-        return self._history.first_block(output, self._state.number + 1)
+        return self._catalog.first_block(self._table(output), self._state.number + 1)
 
     def fill(
         self,
@@ -258,7 +258,7 @@ class ClickHouseTarget(DatabaseTarget):
         if self._config.read() == config:
             return
         self._dirty = True
-        self._try(lambda: self._history.write(batches, widen=replace))
+        self._try(lambda: self._write_again(batches, widen=replace))
         self._config.write(config)
         self.altered.committed()
         self._dirty = False
@@ -272,10 +272,37 @@ class ClickHouseTarget(DatabaseTarget):
         if self._config.read() == config:
             return
         if self._callbacks.on_data is None:
-            self._history.check_rename(renamed)
+            tables = [(self._table(old), self._table(new)) for new, old in renamed.items()]
+            for old, new in tables:
+                self._catalog.check_rename(old, new)
             self._config.write(begun)
-            self._history.rename(renamed)
+            for old, new in tables:  # one that has its name already was renamed before a crash
+                self._catalog.rename(old, new)
         self._config.write(config)
+
+    def _write_again(
+        self, batches: Sequence[tuple[BlockRange, Batch[Delivery]]], *, widen: bool
+    ) -> None:
+        """Replace the rows of the batches' blocks, in the tables of their outputs.
+
+        There are no transactions, so every step can be repeated: first goes what a table has of
+        the blocks, be it of an earlier definition or of an attempt that a crash has ended.
+        """
+        for covered, batch in batches:
+            scope = Scope(batch.state.number, covered.from_block - 1, hot=False)
+            for output, frame in batch.data.data.items():
+                name, far = self._table(output), executor_rows(frame)
+                rows = to_arrow(frame) if far is None else frame
+                if widen:
+                    self._catalog.widen(name, rows.schema if far is None else far.schema)
+                layout = self._catalog.admitted(name)
+                if layout is not None:
+                    self._undo.between(layout, scope.after, scope.block)
+                    self._catalog.forget_versions()
+                self._store(scope).insert(str(name), rows)
+
+    def _table(self, output: str) -> TableName:
+        return self._catalog.parse(_table_of(output))
 
     def _check_automatic(self, output: str) -> None:
         self._ready()
@@ -348,7 +375,6 @@ class ClickHouseTarget(DatabaseTarget):
             automatic=self._callbacks.on_data is None,
             managed=self._callbacks.on_data is None or self._tables is not None,
         )
-        self._history = History(client, self._catalog, self._undo, self._store)
         self._own_rows = SideTables(client, self._catalog, settlements, lease)
         creates: dict[str, Callable[[], None]] = {
             sync.name: self._sync.create,
@@ -420,7 +446,7 @@ class ClickHouseTarget(DatabaseTarget):
         data: Mapping[str, Any] = delivery.data
         if self._callbacks.on_data is None:
             for name, frame in data.items():
-                store.insert(table_of(name), frame)
+                store.insert(_table_of(name), frame)
         else:
             self._callbacks.on_data(store, data, delivery.ctx)
         # of a factory that was added, creations of all earlier blocks come with its first batch
@@ -434,3 +460,8 @@ class ClickHouseTarget(DatabaseTarget):
         if not self._is_open:
             self._open()
         return work()
+
+
+def _table_of(output: str) -> str:
+    """Return the table of an output: a name with a point is not one of a database."""
+    return f"`{output}`" if "." in output else output

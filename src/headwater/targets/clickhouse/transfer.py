@@ -1,15 +1,24 @@
 """Turns the rows of a frame into inserts: fits columns, adds marks, cuts rows into pieces.
 
-A plan is made on the driver, and carried out there near the head or by executors; it pickles. A
-piece holds the rows of one insert: the body of the request, mostly compressed, and not the rows.
-Only the columns that tell rows apart are kept until it is whole.
+A plan is made on the driver, and carried out there near the head or by executors, which need to
+reach the server; it pickles. A piece holds the rows of one insert: the body of the request, mostly
+compressed, and not the rows. Only the columns that tell rows apart are kept until it is whole.
+
+A piece is stored whole or not at all, and has a token: the server stores what has the same token
+once, so a task that is tried again, or runs twice, adds nothing. The rows of a partition may come
+in another order the second time: then pieces differ, and a partition of several pieces must not be
+a mixture of two attempts. So each attempt of such a partition stores its name first, and the driver
+writes the batch again if it finds two.
 """
 
 from __future__ import annotations
 
+import secrets
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,15 +26,23 @@ import pyarrow.compute as pc
 
 from headwater.core.rooms import Policy, clickhouse_room
 from headwater.errors import ClickHouseRowsError, ClickHouseTableError
+from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.layout import Family, Layout
-from headwater.targets.clickhouse.sql import into
+from headwater.targets.clickhouse.sql import TableName, into
 from headwater.targets.clickhouse.types import fit
 from headwater.targets.contract import NEW_COLUMN, Scope
 from headwater.targets.frames import block_range
+from headwater.targets.text import Fragment
 from headwater.targets.values import Fitting, Tally
+
+if TYPE_CHECKING:
+    from headwater.spark.executors import ExecutorRows
 
 PIECE_BYTES = 128 << 20  # of rows as they come
 _STEP_ROWS, _STEP_BYTES = 32_768, 8 << 20  # fewer at a time cost more than their own work
+_COUNTS = ("partition", "pieces", "rows")
+_ALTERED = "altered"  # what was done to values, as text
+_RECEIPT = pa.schema([*((name, pa.int64()) for name in _COUNTS), (_ALTERED, pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,3 +301,96 @@ def _spelled(values: pa.Array) -> pa.Array:
 def _copied(column: Any) -> pa.Array:
     """Return the values in memory of their own."""
     return pa.concat_arrays([*column.chunks, pa.nulls(0, column.type)])
+
+
+# --- on executors ---------------------------------------------------------------------------------
+
+
+class TryAgain(Exception):  # noqa: N818 - not an error: the batch is written again
+    """What was written cannot be trusted; it is removed and written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Stores the names of attempts, in a table next to the state."""
+
+    client: ClickHouseClient
+    name: TableName
+
+    def create(self) -> None:
+        """Create the table; what is in it is of no use after a week."""
+        self.client.run(
+            "CREATE TABLE IF NOT EXISTS <all> (token String, attempt String, "
+            "at DateTime DEFAULT now()) ENGINE = MergeTree ORDER BY token "
+            "TTL at + INTERVAL 7 DAY",
+            all=self.name,
+        )
+
+    def note(self, token: str, condition: str) -> None:
+        """Note that an attempt is about to insert pieces."""
+        self.client.run(
+            "INSERT INTO <all> (token, attempt) SELECT {token:String}, {name:String} "
+            "WHERE <condition>",
+            {"token": token, "name": secrets.token_hex(8)},
+            all=self.name,
+            condition=Fragment(condition),
+        )
+
+    def are_single(self, tokens: list[str]) -> bool:
+        """Tell whether each of these was attempted once."""
+        return not self.client.rows(
+            "SELECT uniqExact(attempt) AS n FROM <all> "
+            "WHERE token IN {tokens:Array(String)} GROUP BY token HAVING n > 1",
+            {"tokens": tokens},
+            all=self.name,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Inserts the rows of a partition, as long as a condition of the driver's holds. It pickles."""
+
+    client: ClickHouseClient
+    transfer: Transfer
+    attempts: Attempts
+    condition: str
+    token: str
+    piece_rows: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
+        """Insert, and yield the receipt."""
+        pieces, rows, tally = 0, 0, Tally()
+        token = f"{self.token}/{part}"
+        compression = self.client.compression
+        found = pieces_of(batches, self.transfer, self.piece_rows, compression, tally)
+        made = deque(islice(found, 2))
+        if len(made) > 1:
+            self.attempts.note(token, self.condition)
+        target = self.transfer.target(self.condition)
+        while made:  # a piece that was sent is let go
+            body, count = made.popleft()
+            self.client.insert_body(target, body, f"{token}/{pieces}")
+            pieces, rows = pieces + 1, rows + count
+            del body
+            made.extend(islice(found, 1))
+        self.client.close()
+        facts = {**dict(zip(_COUNTS, (part, pieces, rows), strict=True)), _ALTERED: tally.dump()}
+        yield pa.RecordBatch.from_pylist([facts], schema=_RECEIPT)
+
+
+def insert_distributed(rows: ExecutorRows, writer: Writer) -> Tally:
+    """Have the tasks insert rows that lie on executors; return what was done to values.
+
+    Runs on the driver.
+
+    Raises:
+        TryAgain: a partition may be a mixture of two attempts.
+    """
+    receipts = rows.run(writer, _RECEIPT).to_pylist()
+    several = [f"{writer.token}/{one['partition']}" for one in receipts if one["pieces"] > 1]
+    if several and not writer.attempts.are_single(several):
+        raise TryAgain("a task of several inserts was attempted twice")
+    altered = Tally()
+    for one in receipts:
+        altered.add(Tally.load(one[_ALTERED]))
+    return altered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 from headwater.errors import ClickHouseServerError
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
@@ -56,14 +57,8 @@ class Undo:
         return self._remove_own(layout, where, {"above": above, "last": last})
 
     def _remove_own(self, layout: Layout, where: str, params: Params) -> int:
-        if layout.stream_column is None:
-            return self.remove(layout, where, params)
-        where = compose(
-            "<where> AND <stream> = {stream:String}",
-            where=Fragment(where),
-            stream=layout.stream_column,
-        )
-        return self.remove(layout, where, {**params, "stream": self._lease.id_in(layout.name)})
+        own = {"stream": self._lease.id_in(layout.name)}
+        return self.remove(layout, f"{where} AND {layout.own}", {**params, **own})
 
     def remove(self, layout: Layout, where: str, params: Params) -> int:
         """Remove the rows that meet a condition; return how many counted."""
@@ -85,7 +80,13 @@ class Undo:
         """
         names = columns(one for one in layout.columns if one != layout.sign)
         net, hashes, copy = (_unused(one, layout) for one in ("net", "hashes", "copy"))
-        parts = {"names": names, "sign": layout.sign, "net": net, "hashes": hashes, "copy": copy}
+        parts: dict[str, Any] = {
+            "names": names,
+            "sign": layout.sign,
+            "net": net,
+            "hashes": hashes,
+            "copy": copy,
+        }
         rows = compose(
             "SELECT <names>, <sign> FROM <table> WHERE (<where>)",
             table=layout.name,
@@ -112,13 +113,11 @@ class Undo:
             alive, lone = int(found[net]), 0
             if found[copy]:
                 (counted,) = self._client.rows(
-                    compose(
-                        "SELECT sumIf(<net>, <net> > 0) AS <hashes>, countIf(<net> < 0) AS <copy> "
-                        "FROM (<nets>)",
-                        nets=nets,
-                        **parts,
-                    ),
+                    "SELECT sumIf(<net>, <net> > 0) AS <hashes>, countIf(<net> < 0) AS <copy> "
+                    "FROM (<nets>)",
                     params,
+                    nets=nets,
+                    **parts,
                 )
                 alive, lone = int(counted[hashes]), int(counted[copy])
             removed = alive if removed is None else removed
@@ -136,25 +135,22 @@ class Undo:
         layout: Layout,
         nets: Fragment,
         params: Params,
-        parts: Mapping[str, str],
+        parts: Mapping[str, Any],
         which: str,
         sign: str,
     ) -> None:
         """Insert rows of a sign for groups: as many as they come to; for negatives one more."""
-        self._client.run(
-            compose(
-                "INSERT INTO <table> (<names>, <sign>) SELECT <names>, <value> FROM (<nets>) "
-                "ARRAY JOIN range(toUInt64(abs(<net>) + (<net> < 0))) AS <copy> "
-                "WHERE <net> <which> AND <condition>",
-                table=layout.name,
-                nets=nets,
-                value=Fragment(sign),
-                which=Fragment(which),
-                condition=self._lease.condition,
-                **parts,
-            ),
+        self._lease.run(
+            "INSERT INTO <table> (<names>, <sign>) SELECT <names>, <value> FROM (<nets>) "
+            "ARRAY JOIN range(toUInt64(abs(<net>) + (<net> < 0))) AS <copy> "
+            "WHERE <net> <which> AND <condition>",
             params,
             settings=every_row() | _EXTERNAL,  # the same rows may have to go again and again
+            table=layout.name,
+            nets=nets,
+            value=Fragment(sign),
+            which=Fragment(which),
+            **parts,
         )
 
     def _supersede(self, layout: Layout, where: str, params: Params) -> int:
@@ -162,19 +158,16 @@ class Undo:
         alive = compose("<table> FINAL WHERE (<where>)", table=layout.name, where=_given(where))
         found = self._count(layout, alive, params)
         if found:
-            self._client.run(
-                compose(
-                    "INSERT INTO <table> (<rest>, <version>, <deleted>) "
-                    "SELECT <rest>, <version> + 1, 1 FROM <alive> AND <condition>",
-                    table=layout.name,
-                    rest=[one for one in layout.columns if one not in layout.marks],
-                    version=layout.version,
-                    deleted=layout.deleted,
-                    alive=alive,
-                    condition=self._lease.condition,
-                ),
+            self._lease.run(
+                "INSERT INTO <table> (<rest>, <version>, <deleted>) "
+                "SELECT <rest>, <version> + 1, 1 FROM <alive> AND <condition>",
                 params,
                 settings=every_row(),
+                table=layout.name,
+                rest=layout.values,
+                version=layout.version,
+                deleted=layout.deleted,
+                alive=alive,
             )
         return found
 
@@ -184,14 +177,8 @@ class Undo:
         found = self._count(layout, which, params)
         if found:
             self._notice(layout)
-            self._client.run(
-                compose(
-                    "DELETE FROM <which> AND <condition>",
-                    which=which,
-                    condition=self._lease.condition,
-                ),
-                params,
-                settings=DELETED,
+            self._lease.run(
+                "DELETE FROM <which> AND <condition>", params, settings=DELETED, which=which
             )
         return found
 
@@ -206,8 +193,10 @@ class Undo:
 
     def _count(self, layout: Layout, which: Fragment, params: Params) -> int:
         name = _unused("count", layout)
-        query = compose("SELECT count() AS <name> FROM <which>", name=name, which=which)
-        return int(self._client.rows(query, params)[0][name])
+        found = self._client.rows(
+            "SELECT count() AS <name> FROM <which>", params, name=name, which=which
+        )
+        return int(found[0][name])
 
 
 def _given(where: str) -> Fragment:

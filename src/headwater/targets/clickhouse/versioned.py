@@ -15,11 +15,22 @@ the same way. Merges of the table lose nothing that undo needs. Runs on the driv
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from headwater.changes import TableSchema
-from headwater.errors import ClickHouseTableError, DuplicateInsertError, RewindError
+from headwater.changes.model import ANONYMOUS, Codes, codes_of, column
+from headwater.errors import (
+    ClickHouseTableError,
+    DuplicateInsertError,
+    InsertOnlyError,
+    RewindError,
+)
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.layout import Family, Layout, read_layout
 from headwater.targets.clickhouse.lease import Lease
@@ -45,6 +56,8 @@ IF_ABSENT, IF_PRESENT, ALWAYS, MUST_BE_ABSENT, NOTHING = range(5)
 _INTEGER = re.compile(r"U?Int\d+")
 _KEYS = re.compile(r"(?:U?Int\d+|String)")
 _VERSIONS = re.compile(r"U?Int(?:32|64)")
+_BETWEEN = "\x1f"
+_NONE = ""
 
 
 def schema_of(layout: Layout) -> TableSchema | None:
@@ -59,26 +72,16 @@ def schema_of(layout: Layout) -> TableSchema | None:
         return None
     if not key or not all(_KEYS.fullmatch(bare(kinds.get(one, ""))) for one in key):
         return None
-    shown = {name: bare(kind) for name, kind in kinds.items() if name not in layout.marks}
-    return TableSchema(
-        layout.name.name,
-        key=key,
-        columns={
-            name: "integer" if _INTEGER.fullmatch(kind) else "text" for name, kind in shown.items()
-        },
-    )
-
-
-def log_of(name: TableName) -> TableName:
-    """Return the name of the log of a table."""
-    return name.suffixed(SUFFIX)
+    shown: dict[str, Any] = {
+        name: "integer" if _INTEGER.fullmatch(bare(kinds[name])) else "text"
+        for name in layout.values
+    }
+    return TableSchema(layout.name.name, key=key, columns=shown)
 
 
 def declared_log(name: TableName) -> Table:
     """Return the log of a table, as the target is to undo it."""
-    return Table(
-        f"{quote(name.database)}.{quote(log_of(name).name)}", block_column=BLOCK, live_view=False
-    )
+    return Table(name.suffixed(SUFFIX).quoted, block_column=BLOCK, live_view=False)
 
 
 def is_log(layout: Layout) -> bool:
@@ -93,8 +96,8 @@ class Versioned:
         self._client = client
         self._lease = lease
         self.layout = layout
-        self.log = log_of(layout.name)
-        self._rows = [one for one in layout.columns if one not in layout.marks]
+        self.log = layout.name.suffixed(SUFFIX)
+        self._rows = layout.values
         self._parts: dict[str, Any] = {
             "table": layout.name,
             "log": self.log,
@@ -136,7 +139,7 @@ class Versioned:
                 "SELECT name, default_expression AS value FROM system.columns WHERE "
                 "database = {database:String} AND table = {name:String} "
                 "AND default_kind = 'DEFAULT'",
-                {"database": self.layout.name.database, "name": self.layout.name.name},
+                self.layout.name.params,
             )
         }
         kinds = {one: self.layout.columns[one] + defaults.get(one, "") for one in self._rows}
@@ -270,10 +273,110 @@ class Versioned:
         return rows
 
     def _rows_of(
-        self, sql: str, params: dict[str, Any] | None = None, **parts: Fragment
+        self, sql: str, params: dict[str, Any] | None = None, **parts: Any
     ) -> list[dict[str, Any]]:
-        return self._client.rows(compose(sql, **self._parts, **parts), params)
+        return self._client.rows(sql, params, **self._parts, **parts)
 
-    def _run(self, sql: str, params: dict[str, Any], **parts: Fragment) -> None:
-        statement = compose(sql, **self._parts, **parts, condition=self._lease.condition)
-        self._client.run(statement, params, settings=every_row())
+    def _run(self, sql: str, params: dict[str, Any], **parts: Any) -> None:
+        self._lease.run(sql, params, settings=every_row(), **self._parts, **parts)
+
+
+# --- folded changes as rows of the log ------------------------------------------------------------
+
+
+def refuse_computed(folded: pa.Table) -> None:
+    """Refuse changes whose result depends on what a row holds, before anything is written.
+
+    Raises:
+        InsertOnlyError: a field is added to, raised, lowered or filled.
+    """
+    fields = column(folded, "fields")
+    computed = pc.not_equal(fields.flatten().field(2), "set")
+    if pc.any(computed, min_count=0).as_py():
+        row = pc.list_parent_indices(fields).filter(computed)[0].as_py()
+        entry = fields.flatten().filter(computed)[0].as_py()
+        raise InsertOnlyError(
+            "a field is computed from the one that is stored",
+            table=folded["table"][row].as_py(),
+            column=entry["name"],
+            operation=entry["operation"],
+            block=folded["block_number"][row].as_py(),
+        )
+
+
+def staged_frames(folded: pa.Table, block: int, version: int) -> Iterator[pa.Table]:
+    """Yield what changes of one table and one block do, as rows of the log."""
+    operations = column(folded, "operation")
+    fields, fresh = _names(folded, "fields"), _names(folded, "fresh")
+    is_upsert, alike = pc.equal(operations, "upsert"), pc.equal(fields, fresh)
+    apart = pc.and_(is_upsert, pc.invert(alike))
+    for chosen, source, when, whole, deleted in (
+        (pc.equal(operations, "insert"), "fresh", MUST_BE_ABSENT, 0, 0),
+        (pc.equal(operations, "update"), "fields", IF_PRESENT, 0, 0),
+        (pc.and_(is_upsert, alike), "fields", ALWAYS, 0, 0),
+        (apart, "fields", IF_PRESENT, 0, 0),
+        (apart, "fresh", IF_ABSENT, 0, 0),
+        (pc.equal(operations, "replace"), "fresh", ALWAYS, 1, 0),
+        (pc.equal(operations, "delete"), _NONE, IF_PRESENT, 0, 1),
+        (pc.equal(operations, "transient"), _NONE, NOTHING, 0, 0),
+    ):
+        marks = {BLOCK: block, VERSION: version, KIND: 0, WHEN: when, WHOLE: whole}
+        for rows in _alike(folded.filter(chosen), source):
+            entries = column(rows, source) if source else None
+            frame = pivot(column(rows, "pk"), rows.num_rows, ())
+            if entries is not None:
+                frame |= pivot(entries, rows.num_rows, ())
+            for name, value in (marks | {DELETED: deleted}).items():
+                frame[name] = pa.array(np.full(rows.num_rows, value, np.int64))
+            frame[NAMED] = _name_lists(entries, rows.num_rows)
+            yield pa.table(frame)
+
+
+def _names(folded: pa.Table, source: str) -> pa.Array:
+    """Return the names that each row sets, as one text."""
+    lists = _name_lists(column(folded, source), folded.num_rows)
+    return pc.binary_join(lists, _BETWEEN)
+
+
+def _name_lists(lists: pa.Array | None, rows: int) -> pa.Array:
+    """Return the names of each row; none for a row that has no entries."""
+    kind = pa.list_(pa.string())
+    if lists is None:
+        return pa.array([[]], kind).take(pa.array(np.zeros(rows, np.int64)))
+    ends = np.zeros(rows + 1, np.int32)
+    np.cumsum(_lengths(lists), out=ends[1:])
+    return pa.ListArray.from_arrays(pa.array(ends), lists.flatten().field(0)).cast(kind)
+
+
+def _lengths(lists: pa.Array) -> Codes:
+    return np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
+
+
+def _alike(rows: pa.Table, source: str) -> Iterator[pa.Table]:
+    """Split rows into those that set the same columns."""
+    if not rows.num_rows or not source:
+        yield from [rows] if rows.num_rows else []
+        return
+    codes, names = codes_of(_names(rows, source))
+    for code in range(len(names)):
+        yield rows.take(pa.array(np.flatnonzero(codes == code))).combine_chunks()
+
+
+def pivot(lists: pa.Array, rows: int, key: Sequence[str]) -> dict[str, pa.Array]:
+    """Return a column per name; a key that has no name is that of the table's one key column."""
+    entries = lists.flatten()
+    owners = np.repeat(np.arange(rows), _lengths(lists))
+    codes, names = codes_of(entries.field(0))
+    made: dict[str, pa.Array] = {}
+    for code, name in enumerate(names.to_pylist()):
+        if name == ANONYMOUS:
+            if len(key) != 1:
+                raise InsertOnlyError(
+                    "a key without a name is for a table with one key column", key=", ".join(key)
+                )
+            name = key[0]
+        places = np.flatnonzero(codes == code)
+        source = np.full(rows, -1, np.int64)
+        source[owners[places]] = places
+        made[name] = entries.field(1).take(pa.array(source, mask=source < 0))
+    return made
