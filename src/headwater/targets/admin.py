@@ -9,21 +9,19 @@ stops.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from headwater.core import BlockCursor, PipeState
 from headwater.core.rooms import Room
-from headwater.errors import (
-    CursorMoveError,
-    InvalidOptionError,
-    NothingStoredError,
-)
+from headwater.errors import CursorMoveError, InvalidOptionError, NothingStoredError
 from headwater.targets.contract import Delivery, SideTable, Target
 from headwater.targets.extras import import_extra
 from headwater.targets.schema_file import SchemaFile
@@ -107,50 +105,40 @@ class Move:
         return self.state.cursor.number
 
 
-class Admin(Protocol):
+class Admin(ABC):
     """Administers one place. It changes nothing of a stream that runs: the stream holds a lock.
 
-    ClickHouse has no locks: there a stream that runs stops (E2016).
+    ClickHouse and lakes have no locks: there a stream that runs stops (E2016, E2603). Whatever only
+    looks takes no lock.
     """
 
+    @abstractmethod
     def streams(self) -> list[StreamStatus]:
-        """Return all streams that have stored something; takes no lock."""
-        ...
+        """Return all streams that have stored something."""
 
+    @abstractmethod
     def move(
         self, stream_id: str, number: int, *, block_hash: str | None = None, force: bool = False
     ) -> Move:
         """Move a cursor, and the data with it as far as it can be undone."""
-        ...
 
+    @abstractmethod
     def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> None:
         """Forget a stream; its tables are emptied, unless others write them too."""
-        ...
 
-    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
-        """Return how much each side table holds of a stream; takes no lock."""
-        ...
-
-    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
-        """Return a stream's rows of a side table that exists; takes no lock."""
-        ...
-
-    def undo_rows(self, stream_id: str) -> int | None:
-        """Return how many rows are kept for undoing hot blocks; None where none are needed."""
-        ...
-
+    @abstractmethod
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
-        """Return a stream's rows of a table that are of these blocks; takes no lock.
+        """Return a stream's rows of a table that are of these blocks.
 
         Raises:
             VerifyError: there is no such table, or it does not say which block a row is of.
         """
-        ...
 
+    @abstractmethod
     def target(self, stream_id: str) -> Target[Delivery]:
         """Return a target, not opened yet, that writes nothing but the stream's side tables."""
-        ...
 
+    @abstractmethod
     def setup(
         self,
         schema: SchemaFile,
@@ -162,7 +150,26 @@ class Admin(Protocol):
 
         With `change_log` also the tables that a `history_target` keeps for itself.
         """
-        ...
+
+    @abstractmethod
+    def _side(self, stream_id: str) -> AbstractContextManager[Any]:
+        """Open the side tables of a stream for reading: `status()` and `read(table)`."""
+
+    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
+        """Return how much each side table holds of a stream."""
+        find_stream(self.streams(), stream_id)
+        with self._side(stream_id) as side:
+            status: dict[str, SideStatus] = side.status()
+        return status
+
+    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
+        """Return a stream's rows of a side table that exists."""
+        with self._side(stream_id) as side:
+            return side.read(table)
+
+    def undo_rows(self, stream_id: str) -> int | None:
+        """Return how many rows are kept for undoing hot blocks; None where none are needed."""
+        return None
 
 
 def open_admin(address: str, *, schema: str | None = None, table: str = "sync") -> Admin:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
-
 from headwater.core import PipeState
 from headwater.core.rooms import clickhouse_room
 from headwater.errors import (
@@ -30,6 +28,7 @@ from headwater.targets.admin import (
     COLLAPSING,
     DELETION,
     REPLACING,
+    Admin,
     BlockRows,
     Move,
     MoveKind,
@@ -62,7 +61,7 @@ from headwater.targets.compare import COUNT
 from headwater.targets.contract import SideTable
 from headwater.targets.database import Callbacks
 from headwater.targets.schema_file import SchemaFile
-from headwater.targets.side_rows import PREFIX, SideStatus, stored_id
+from headwater.targets.side_rows import PREFIX, stored_id
 from headwater.targets.sql.tokens import CLICKHOUSE
 from headwater.targets.text import Fragment
 
@@ -105,7 +104,7 @@ class _Held:
         )
 
 
-class ClickHouseAdmin:
+class ClickHouseAdmin(Admin):
     """Administers the streams of one table of state; runs in the process of the command.
 
     `on_statement` is called with each statement before it is sent.
@@ -166,26 +165,12 @@ class ClickHouseAdmin:
             held.lease.renew(is_new=True)  # a start may find no state from here on
             held.sync.replace(PipeState())
             LeasedConfig(client, self._sync.database, held.lease).remove()
-            self._side(client, held.lease).forget()
+            self._side_tables(client, held.lease).forget()
             for layout in held.layouts:
                 if not keep_data or layout.name.name.startswith(PREFIX):
                     held.empty(layout)
             self._forget_tables(held)
             self._make_sure(stream_id, held.sync.is_empty)
-
-    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
-        """Return how much each side table holds of a stream."""
-        find_stream(self.streams(), stream_id)
-        with self._connected() as client:
-            return self._side(client, self._lease(client, stream_id)).status()
-
-    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
-        """Return a stream's rows of a side table."""
-        with self._connected() as client:
-            return self._side(client, self._lease(client, stream_id)).read(table)
-
-    def undo_rows(self, stream_id: str) -> None:
-        """Return nothing: rows are undone by the number of their block."""
 
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
         """Return the rows of a table that are of these blocks; undone ones cancel out."""
@@ -235,7 +220,7 @@ class ClickHouseAdmin:
         if change_log:
             raise InvalidOptionError("ClickHouse has no change log: it is for PostgreSQL, DuckDB")
         with self._connected() as client:
-            side = self._side(client, self._lease(client, ""))
+            side = self._side_tables(client, self._lease(client, ""))
             return prepare_place(client, self._sync, side, schema, side_tables)
 
     # --- one stream -------------------------------------------------------------------------------
@@ -279,7 +264,12 @@ class ClickHouseAdmin:
     def _lease(self, client: ClickHouseClient, stream_id: str) -> Lease:
         return Lease(client, self._sync.suffixed("__epochs"), self._sync, stream_id)
 
-    def _side(self, client: ClickHouseClient, lease: Lease) -> SideTables:
+    @contextmanager
+    def _side(self, stream_id: str) -> Iterator[SideTables]:
+        with self._connected() as client:
+            yield self._side_tables(client, self._lease(client, stream_id))
+
+    def _side_tables(self, client: ClickHouseClient, lease: Lease) -> SideTables:
         catalog = Catalog(client, lease, self._registry, (), automatic=False, managed=True)
         return SideTables(client, catalog, self._sync.suffixed("__settlements"), lease)
 

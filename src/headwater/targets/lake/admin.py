@@ -8,7 +8,7 @@ way is in its own `admin.py`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from headwater.errors import (
     VerifyError,
 )
 from headwater.targets.admin import (
+    Admin,
     BlockRows,
     Move,
     MoveKind,
@@ -62,7 +63,7 @@ class LakeMoment:
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-class LakeAdmin(ABC, Generic[File]):
+class LakeAdmin(Admin, Generic[File]):
     """Administers one place. `undo` is the word for how the format takes back hot blocks."""
 
     undo: str
@@ -81,10 +82,6 @@ class LakeAdmin(ABC, Generic[File]):
                 status = (TableStatus(one, self.undo, own_rows=self.own_rows) for one in shown)
                 found.append(StreamStatus(stored.stream_id, stored.state, tuple(status)))
         return found
-
-    def undo_rows(self, stream_id: str) -> int | None:
-        """Return None: no rows are kept for undoing hot blocks, but files or snapshots."""
-        return None
 
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
         """Return the rows of a table that are of these blocks."""
@@ -112,30 +109,6 @@ class LakeAdmin(ABC, Generic[File]):
         """Return all rows of a table. An aggregate has one row per key."""
         with self._table(stream_id, table) as found:
             return found.read(list(found.live().values()))
-
-    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
-        """Return how much each side table holds of a stream."""
-        find_stream(self.streams(), stream_id)
-        with self._lakes() as lakes:
-            stored = lakes[stream_id].load()
-        return {} if stored is None else side_status(stored.side)
-
-    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
-        """Return a stream's rows of a side table; none, if it keeps none."""
-        find_stream(self.streams(), stream_id)
-        with self._lakes() as lakes:
-            for left in reversed(range(ATTEMPTS)):
-                stored = lakes[stream_id].load()
-                if stored is None:
-                    break
-                reader = SideFiles(lakes[stream_id].side)
-                reader.open([table])
-                try:
-                    return reader.read(stored.side, table.name)
-                except FileNotFoundError:  # the stream has replaced a file since
-                    if not left:
-                        raise
-        return table.columns.empty_table()
 
     def maintain(self, stream_id: str | None, settings: LakeSettings) -> dict[str, dict[str, int]]:
         """Do all maintenance of the tables of all streams, or of one; return what was done."""
@@ -187,6 +160,12 @@ class LakeAdmin(ABC, Generic[File]):
         raise LakeCommandError("this command creates no tables of a lake")
 
     @contextmanager
+    def _side(self, stream_id: str) -> Iterator[_Side]:
+        find_stream(self.streams(), stream_id)
+        with self._lakes() as lakes:
+            yield _Side(lakes[stream_id])
+
+    @contextmanager
     def _lakes(self) -> Iterator[Mapping[str, LakeTables[File]]]:
         """Open the place; a storage that fails meanwhile has a code."""
         with coded_storage_errors(), self.lakes() as lakes:
@@ -222,6 +201,33 @@ class LakeAdmin(ABC, Generic[File]):
     @abstractmethod
     def _writer(self, stream_id: str) -> Any:
         """Return a target for all tables of a stream, not opened yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The side tables of one stream, for reading."""
+
+    tables: LakeTables[Any]
+
+    def status(self) -> dict[str, SideStatus]:
+        """Return how much each holds."""
+        stored = self.tables.load()
+        return {} if stored is None else side_status(stored.side)
+
+    def read(self, table: SideTable) -> pa.Table:
+        """Return the rows of one; none, if the stream keeps none."""
+        for left in reversed(range(ATTEMPTS)):
+            stored = self.tables.load()
+            if stored is None:
+                break
+            reader = SideFiles(self.tables.side)
+            reader.open([table])
+            try:
+                return reader.read(stored.side, table.name)
+            except FileNotFoundError:  # the stream has replaced a file since
+                if not left:
+                    raise
+        return table.columns.empty_table()
 
 
 def rooms_of(columns: pa.Schema) -> dict[str, Room]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from headwater.core import PipeState
 from headwater.core.rooms import Room
 from headwater.errors import NothingStoredError, VerifyError
 from headwater.targets.admin import (
+    Admin,
     BlockRows,
     Move,
     MoveKind,
@@ -24,19 +26,19 @@ from headwater.targets.admin import (
 from headwater.targets.compare import counted
 from headwater.targets.contract import SideTable
 from headwater.targets.schema_file import SchemaFile
-from headwater.targets.side_rows import SideStatus
 from headwater.targets.sql.catalog import CLAIMS
 from headwater.targets.sql.database import Database, Store
 from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.flow import SqlTarget
 from headwater.targets.sql.layout import Table, Undo
+from headwater.targets.sql.side_tables import StoredSideTables
 from headwater.targets.sql.state import CURSORS, CursorTable
 from headwater.targets.sql.undo import CHANGE_LOG, EVERY_BLOCK, ChangeLog
 from headwater.targets.tables import BLOCK_COLUMN
 from headwater.targets.text import QualifiedName, compose
 
 
-class SqlAdmin:
+class SqlAdmin(Admin):
     """Administers one database; runs in the process of the command, while the stream does not."""
 
     def __init__(
@@ -100,17 +102,6 @@ class SqlAdmin:
             stored.side.remove_above(-1)
             stored.config.remove()
             stored.sync.roll_back(PipeState())
-
-    def side_tables(self, stream_id: str) -> dict[str, SideStatus]:
-        """Return how much each side table holds of a stream."""
-        find_stream(self.streams(), stream_id)
-        with self._database.administer(None) as session:
-            return self._database.stored(session, stream_id).side.status()
-
-    def read_side_table(self, stream_id: str, table: SideTable) -> pa.Table:
-        """Return a stream's rows of a side table."""
-        with self._database.administer(None) as session:
-            return self._database.stored(session, stream_id).side.read(table)
 
     def undo_rows(self, stream_id: str) -> int:
         """Return how many rows snapshots and change logs hold of a stream."""
@@ -197,6 +188,11 @@ class SqlAdmin:
             if schema.sql.strip():
                 self._database.run_script(session, schema.sql)
             return sorted(map(str, self.dialect.tables(session) - before))
+
+    @contextmanager
+    def _side(self, stream_id: str) -> Iterator[StoredSideTables]:
+        with self._database.administer(None) as session:
+            yield self._database.stored(session, stream_id).side
 
     def _layouts(self, session: Session, stored: Store) -> list[Any]:
         """Return the stream's tables; the Pipes SDK keeps no list of them.
