@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from headwater.effects import Message
-from headwater.effects.courier import Courier, Dead, Report
+from headwater.effects.outbox import Courier, Dead, Report
 from headwater.errors import DeliveryError, DeliveryRefusedError
 from headwater.portal import RetryPolicy
 from tests.effects.samples import messages

@@ -20,7 +20,7 @@ from headwater.errors import DeadLetterError, InvalidOptionError
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable, Target
 
 if TYPE_CHECKING:
-    from headwater.effects.courier import Dead
+    from headwater.effects.outbox import Dead
 
 DEAD_LETTERS = SideTable(
     "dead_letters",

@@ -1,13 +1,26 @@
 """Every metric by name: ours, and those of the Pipes SDK, whose dashboards then work unchanged.
 
 One `Instruments` belongs to one Prometheus registry; all streams of a process share it and differ
-by the label `id`. Counters go on when a stream is started again in the same process.
+by the label `id`. Counters go on when a stream is started again in the same process. Gauges ask a
+record when the registry is read: positions, speeds, the sources of a list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from headwater.core import Head
+from headwater.metrics.facts import newest
+from headwater.portal import SourceState
+
+if TYPE_CHECKING:
+    from headwater.metrics.record import StreamRecord
+
+CONNECTION, DATABASE = "connection", "database"
 REGISTRY = CollectorRegistry()
 """The registry behind `/metrics` of this process."""
 
@@ -22,120 +35,110 @@ class Instruments:
     """The metrics of one registry. Each has the label `id`, the stream's."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        def gauge(name: str, text: str, *labels: str, prefix: str = "headwater") -> Gauge:
+            return Gauge(f"{prefix}_{name}", text, ["id", *labels], registry=registry)
+
+        def counter(name: str, text: str, *labels: str, prefix: str = "headwater") -> Counter:
+            return Counter(f"{prefix}_{name}", text, ["id", *labels], registry=registry)
+
+        def histogram(
+            name: str, text: str, buckets: Sequence[float], *labels: str, prefix: str = "headwater"
+        ) -> Histogram:
+            names = ["id", *labels]
+            return Histogram(f"{prefix}_{name}", text, names, buckets=buckets, registry=registry)
+
         # where the stream stands
-        self.cursor = self._gauge("cursor_block", "Last committed block; -1 before the first")
-        self.head = self._gauge("head_block", "Newest block that the portal has reported")
-        self.finalized = self._gauge("finalized_block", "High-water mark of finality")
-        self.finality_unknown = self._gauge(
+        self.cursor = gauge("cursor_block", "Last committed block; -1 before the first")
+        self.head = gauge("head_block", "Newest block that the portal has reported")
+        self.finalized = gauge("finalized_block", "High-water mark of finality")
+        self.finality_unknown = gauge(
             "finality_unknown_seconds", "Seconds since an answer last told the finalized block"
         )
-        self.ahead_seconds = self._gauge(
+        self.ahead_seconds = gauge(
             "ahead_seconds",
             "Seconds that the portal's newest block has been below the cursor: it lags, or its "
             "branch is shorter so far",
         )
-        self.lag_blocks = self._gauge("lag_blocks", "Blocks between the cursor and the head")
-        self.lag_seconds = self._gauge("lag_seconds", "Age of the last committed block")
-        self.hot_blocks = self._gauge("hot_blocks", "Committed blocks that a fork may still undo")
-        self.running = self._gauge("running", "1 while the stream runs, else 0")
-        self.blocks_per_second = self._gauge("blocks_per_second", "Speed over the last batches")
-        self.rows_per_second = self._gauge("rows_per_second", "Speed over the last batches")
+        self.lag_blocks = gauge("lag_blocks", "Blocks between the cursor and the head")
+        self.lag_seconds = gauge("lag_seconds", "Age of the last committed block")
+        self.hot_blocks = gauge("hot_blocks", "Committed blocks that a fork may still undo")
+        self.running = gauge("running", "1 while the stream runs, else 0")
+        self.blocks_per_second = gauge("blocks_per_second", "Speed over the last batches")
+        self.rows_per_second = gauge("rows_per_second", "Speed over the last batches")
         # what it has done
-        self.blocks = self._counter("blocks", "Blocks committed, those undone later included")
-        self.rows = self._counter("rows", "Decoded rows committed, those undone later included")
-        self.bytes = self._counter("bytes", "Bytes of block lines read")
-        self.skipped = self._counter(
+        self.blocks = counter("blocks", "Blocks committed, those undone later included")
+        self.rows = counter("rows", "Decoded rows committed, those undone later included")
+        self.bytes = counter("bytes", "Bytes of block lines read")
+        self.skipped = counter(
             "rows_skipped",
             "Rows left out by on_error='skip', or for a value without a place",
         )
-        self.altered = self._counter(
+        self.altered = counter(
             "values_unrepresentable", "Committed values that the target could not hold as they were"
         )
-        self.unlike = self._counter(
+        self.unlike = counter(
             "logs_unlike", "Logs with an event's topic and other indexed parameters", "output"
         )
-        self.commits = self._counter("commits", "Commits of the target")
-        self.stage_seconds = self._histogram(
+        self.commits = counter("commits", "Commits of the target")
+        self.stage_seconds = histogram(
             "stage_seconds", "Seconds per step, by stage", _SECONDS, "stage"
         )
         # messages
-        self.outbox_messages = self._gauge(
+        self.outbox_messages = gauge(
             "outbox_messages", "Messages of on_finalized that are not delivered", "outbox"
         )
-        self.outbox_age = self._gauge(
+        self.outbox_age = gauge(
             "outbox_age_blocks", "Blocks the oldest of them is behind the finalized one", "outbox"
         )
         # forks
-        self.forks = self._counter("forks", "Forks that undid committed blocks")
-        self.fork_depth = self._histogram("fork_depth_blocks", "Blocks undone per fork", _DEPTHS)
-        self.rows_undone = self._counter("rows_undone", "Decoded rows of blocks that forks undid")
-        self.undo_rows = self._gauge(
+        self.forks = counter("forks", "Forks that undid committed blocks")
+        self.fork_depth = histogram("fork_depth_blocks", "Blocks undone per fork", _DEPTHS)
+        self.rows_undone = counter("rows_undone", "Decoded rows of blocks that forks undid")
+        self.undo_rows = gauge(
             "undo_rows", "Rows kept for undoing hot blocks, counted every 25 commits"
         )
-        self.missing_blocks = self._gauge(
+        self.missing_blocks = gauge(
             "missing_blocks", "Blocks left out because the portal did not have them any more"
         )
-        self.journal_blocks = self._gauge("journal_blocks", "Hot blocks in a changelog's journal")
-        self.journal_bytes = self._gauge("journal_bytes", "Bytes of a changelog's journal")
-        self.discarded = self._counter("blocks_discarded", "Blocks a fork took before a commit")
+        self.journal_blocks = gauge("journal_blocks", "Hot blocks in a changelog's journal")
+        self.journal_bytes = gauge("journal_bytes", "Bytes of a changelog's journal")
+        self.discarded = counter("blocks_discarded", "Blocks a fork took before a commit")
         # sources of a list
-        self.source_in_use = self._gauge("source_in_use", "1 for the source that is read", "source")
-        self.source_good = self._gauge(
+        self.source_in_use = gauge("source_in_use", "1 for the source that is read", "source")
+        self.source_good = gauge(
             "source_good", "1 while a source works and is not behind", "source"
         )
-        self.source_head = self._gauge(
+        self.source_head = gauge(
             "source_head_block", "Newest block that a source has shown; -1 before one", "source"
         )
-        self.source_changes = self._counter("source_changes", "Changes from a source to another")
+        self.source_changes = counter("source_changes", "Changes from a source to another")
         # what went wrong
-        self.retries = self._counter(
+        self.retries = counter(
             "retries", "Requests sent again, by reason: a status, connection, database", "reason"
         )
-        self.stalls = self._counter(
+        self.stalls = counter(
             "stalls", "Times that nothing arrived or was committed for long, by reason", "reason"
         )
-        self.replica_waits = self._counter("replica_waits", "Pauses for a replica that is behind")
-        self.errors = self._counter("errors", "Errors that ended the stream, by code", "code")
+        self.replica_waits = counter("replica_waits", "Pauses for a replica that is behind")
+        self.errors = counter("errors", "Errors that ended the stream, by code", "code")
         # the names of the Pipes SDK
-        self.sqd_current = self._sqd_gauge("processed_block", "Last processed block")
-        self.sqd_end = self._sqd_gauge("end_block", "Last block of the range")
-        self.sqd_ratio = self._sqd_gauge("progress_ratio", "Progress from 0 to 1")
-        self.sqd_eta = self._sqd_gauge("eta_seconds", "Estimated seconds to the end")
-        self.sqd_blocks = self._sqd_counter("blocks_processed", "Blocks processed")
-        self.sqd_bytes = self._sqd_counter("bytes_downloaded", "Bytes downloaded")
-        self.sqd_forks = self._sqd_counter("forks", "Forks")
-        self.sqd_skipped = self._sqd_counter("decode_errors_skipped", "Rows not decoded")
-        self.sqd_requests = self._sqd_counter(
-            "portal_requests", "Requests to the portal", "classification", "status"
+        self.sqd_current = gauge("processed_block", "Last processed block", prefix="sqd")
+        self.sqd_end = gauge("end_block", "Last block of the range", prefix="sqd")
+        self.sqd_ratio = gauge("progress_ratio", "Progress from 0 to 1", prefix="sqd")
+        self.sqd_eta = gauge("eta_seconds", "Estimated seconds to the end", prefix="sqd")
+        self.sqd_blocks = counter("blocks_processed", "Blocks processed", prefix="sqd")
+        self.sqd_bytes = counter("bytes_downloaded", "Bytes downloaded", prefix="sqd")
+        self.sqd_forks = counter("forks", "Forks", prefix="sqd")
+        self.sqd_skipped = counter("decode_errors_skipped", "Rows not decoded", prefix="sqd")
+        self.sqd_requests = counter(
+            "portal_requests", "Requests to the portal", "classification", "status", prefix="sqd"
         )
-        self.sqd_batch_blocks = Histogram(
-            "sqd_batch_size_blocks", "Blocks per batch", ["id"], buckets=_BATCH_BLOCKS,
-            registry=registry,
-        )  # fmt: skip
-        self.sqd_batch_bytes = Histogram(
-            "sqd_batch_size_bytes", "Bytes per batch", ["id"], buckets=_BATCH_BYTES,
-            registry=registry,
-        )  # fmt: skip
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"headwater_{name}", text, ["id", *labels], registry=self._registry)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"headwater_{name}", text, ["id", *labels], registry=self._registry)
-
-    def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        return Histogram(
-            f"headwater_{name}", text, ["id", *labels], buckets=buckets, registry=self._registry
+        self.sqd_batch_blocks = histogram(
+            "batch_size_blocks", "Blocks per batch", _BATCH_BLOCKS, prefix="sqd"
         )
-
-    def _sqd_gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"sqd_{name}", text, ["id"], registry=self._registry)
-
-    def _sqd_counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"sqd_{name}", text, ["id", *labels], registry=self._registry)
+        self.sqd_batch_bytes = histogram(
+            "batch_size_bytes", "Bytes per batch", _BATCH_BYTES, prefix="sqd"
+        )
 
 
 def instruments(registry: CollectorRegistry = REGISTRY) -> Instruments:
@@ -144,3 +147,48 @@ def instruments(registry: CollectorRegistry = REGISTRY) -> Instruments:
     if _KEPT not in kept:
         kept[_KEPT] = Instruments(registry)
     return kept[_KEPT]
+
+
+def show_record(record: StreamRecord, meters: Instruments) -> None:
+    """Let the registry ask for positions and speeds when it is read, not at every block."""
+    name = record.id
+    for gauge, value in (
+        (meters.cursor, lambda: record.state.number),
+        (meters.head, lambda: newest(record.head, -1) or 0),
+        (meters.finalized, lambda: newest(Head(record.state.finalized), -1) or 0),
+        (meters.finality_unknown, lambda: record.finality_unknown_s or 0.0),
+        (meters.ahead_seconds, lambda: record.ahead_s),
+        (meters.lag_blocks, lambda: record.lag_blocks or 0),
+        (meters.lag_seconds, lambda: record.lag_seconds or 0.0),
+        (meters.hot_blocks, lambda: max(0, len(record.state.landing_points()) - 1)),
+        (meters.blocks_per_second, lambda: record.speed()[0]),
+        (meters.rows_per_second, lambda: record.speed()[1]),
+        (meters.sqd_current, lambda: record.state.number),
+        (meters.sqd_end, lambda: (record.facts and record.facts.to_block) or 0),
+        (meters.sqd_ratio, lambda: ((record.facts and record.facts.percent) or 0.0) / 100),
+        (meters.sqd_eta, lambda: (record.facts and record.facts.eta_s) or 0.0),
+    ):
+        gauge.labels(name).set_function(value)
+    meters.running.labels(name).set(1)
+    for counter in (meters.blocks, meters.rows, meters.commits, meters.forks):
+        counter.labels(name)
+    for reason in (CONNECTION, DATABASE):  # a rate needs a beginning
+        meters.retries.labels(name, reason)
+        meters.stalls.labels(name, reason)
+
+
+def show_sources(
+    stream_id: str, sources: Callable[[], Sequence[SourceState]], meters: Instruments
+) -> None:
+    """Let the registry ask for the sources of a list."""
+
+    def asked(place: int, value: Callable[[SourceState], float]) -> float:
+        return value(sources()[place])
+
+    for place, state in enumerate(sources()):
+        for gauge, value in (
+            (meters.source_in_use, lambda source: float(source.in_use)),
+            (meters.source_good, lambda source: float(source.verdict in ("good", "unknown"))),
+            (meters.source_head, lambda source: -1 if source.head is None else source.head),
+        ):
+            gauge.labels(stream_id, state.source).set_function(partial(asked, place, value))

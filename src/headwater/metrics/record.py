@@ -32,15 +32,21 @@ from headwater.metrics.facts import (
     BatchFacts,
     Counts,
     ForkSeen,
+    RecentPast,
     block_seconds,
     cursor_facts,
     in_words,
     newest,
     plain,
 )
-from headwater.metrics.gauges import CONNECTION, DATABASE, show_record, show_sources
-from headwater.metrics.instruments import REGISTRY, instruments
-from headwater.metrics.recent import RecentPast
+from headwater.metrics.instruments import (
+    CONNECTION,
+    DATABASE,
+    REGISTRY,
+    instruments,
+    show_record,
+    show_sources,
+)
 from headwater.portal import Notice, NoticeKind, SourceState
 
 logger = logging.getLogger("headwater.stream")

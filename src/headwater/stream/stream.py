@@ -25,8 +25,7 @@ from headwater.core.callbacks import Callback
 from headwater.core.messages import Listener
 from headwater.dashboard import serve
 from headwater.effects import Subscription
-from headwater.effects.courier import Deliver
-from headwater.effects.outbox import RETRY
+from headwater.effects.outbox import RETRY, Deliver
 from headwater.errors import InvalidOptionError, MessageRowsError, PipelineFileError
 from headwater.metrics import REGISTRY, StreamRecord
 from headwater.pipeline import Committed

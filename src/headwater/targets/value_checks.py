@@ -185,9 +185,7 @@ def _without_nulls(values: pa.Array) -> pa.Array:
     """Return empty lists and structures of nulls instead of nulls."""
     if pa.types.is_struct(values.type):
         return pa.StructArray.from_arrays(values.flatten(), fields=list(values.type))
-    if pa.types.is_map(values.type):
-        return _mapped(values, _entries(values).flatten(), None)
-    return listed(values, values.flatten(), None)
+    return listed(values, _as_lists(values).flatten(), None)
 
 
 def _inner_check(kind: pa.DataType, room: Room) -> Check | None:
@@ -196,18 +194,17 @@ def _inner_check(kind: pa.DataType, room: Room) -> Check | None:
         return None
     is_of_all = inner.form is Form.ANY and inner.inner is None
     room_of = replace(inner, inner=inner) if is_of_all else inner
+    if pa.types.is_struct(kind):
+        fields = [check_of(field.type, room_of) for field in kind]
+        if not any(fields):
+            return None
+        return Check(lambda v: _wrong_fields(v, fields), lambda v: _mend_fields(v, fields))
     if pa.types.is_map(kind):
-        return _map_check(check_of(_entry_type(kind), replace(room_of, required=False)))
-    if pa.types.is_struct(kind):
-        checks = [check_of(one.type, room_of) for one in kind]
+        item = check_of(_entry_type(kind), replace(room_of, required=False))
     else:
-        checks = [_item_check(kind.value_type, room_of)]
-    if not any(checks):
+        item = _item_check(kind.value_type, room_of)
+    if item is None:
         return None
-    if pa.types.is_struct(kind):
-        return Check(lambda v: _wrong_fields(v, checks), lambda v: _mend_fields(v, checks))
-    (item,) = checks
-    assert item is not None, "there is a check"
     return Check(lambda v: _wrong_items(v, item), lambda v: _mend_items(v, item))
 
 
@@ -242,52 +239,40 @@ def _mend_fields(values: pa.Array, checks: Sequence[Check | None]) -> pa.Array:
 
 
 def _wrong_items(values: pa.Array, check: Check) -> pa.Array | None:
-    found = check.wrong(values.flatten())
+    lists = _as_lists(values)
+    found = check.wrong(lists.flatten())
     if found is None:
         return None
     marks = np.zeros(len(values), bool)
-    marks[pc.list_parent_indices(values).filter(found).to_numpy()] = True
+    marks[pc.list_parent_indices(lists).filter(found).to_numpy()] = True
     return pa.array(marks)
+
+
+def _mend_items(values: pa.Array, check: Check) -> pa.Array:
+    return listed(values, _mended(_as_lists(values).flatten(), check), pc.is_null(values))
 
 
 def _entry_type(kind: pa.DataType) -> pa.DataType:
     return pa.struct([kind.key_field, kind.item_field])
 
 
-def _entries(values: pa.Array) -> pa.Array:
-    """Return maps as lists of structures."""
-    return values.cast(pa.list_(_entry_type(values.type)))
-
-
-def _map_check(entry: Check | None) -> Check | None:
-    if entry is None:
-        return None
-
-    def mend(values: pa.Array) -> pa.Array:
-        return _mapped(values, _mended(_entries(values).flatten(), entry), pc.is_null(values))
-
-    return Check(lambda values: _wrong_items(_entries(values), entry), mend)
-
-
-def _mapped(values: pa.Array, entries: pa.Array, nulls: pa.Array | None) -> pa.Array:
-    """Return maps of the same sizes with other entries."""
-    counts = pc.fill_null(pc.list_value_length(_entries(values)), 0).to_numpy(zero_copy_only=False)
-    offsets = pa.array(np.concatenate(([0], np.cumsum(counts))), pa.int32())
-    return pa.MapArray.from_arrays(offsets, *entries.flatten(), type=values.type, mask=nulls)
-
-
-def _mend_items(values: pa.Array, check: Check) -> pa.Array:
-    return listed(values, _mended(values.flatten(), check), pc.is_null(values))
+def _as_lists(values: pa.Array) -> pa.Array:
+    """Return maps as lists of structures, and lists as they are."""
+    is_map = pa.types.is_map(values.type)
+    return values.cast(pa.list_(_entry_type(values.type))) if is_map else values
 
 
 def listed(values: pa.Array, items: pa.Array, nulls: pa.Array | None) -> pa.Array:
-    """Return lists of the same lengths with other items; `nulls` marks what is null."""
-    counts = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate(([0], np.cumsum(counts)))
+    """Return lists or maps of the same sizes with other items; `nulls` marks what is null."""
+    counts = pc.fill_null(pc.list_value_length(_as_lists(values)), 0)
+    ends = np.concatenate(([0], np.cumsum(counts.to_numpy(zero_copy_only=False))))
+    if pa.types.is_map(values.type):
+        offsets = pa.array(ends, pa.int32())
+        return pa.MapArray.from_arrays(offsets, *items.flatten(), type=values.type, mask=nulls)
     large = pa.types.is_large_list(values.type)
     maker, width = (pa.LargeListArray, pa.int64()) if large else (pa.ListArray, pa.int32())
     kind = values.type if items.type == values.type.value_type else None
-    return maker.from_arrays(pa.array(offsets, width), items, type=kind, mask=nulls)
+    return maker.from_arrays(pa.array(ends, width), items, type=kind, mask=nulls)
 
 
 def _mended(values: pa.Array, check: Check) -> pa.Array:
