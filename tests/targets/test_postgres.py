@@ -23,10 +23,10 @@ from headwater.errors import (
     PostgresAppendOnlyError,
     PostgresConnectionError,
     PostgresKeyError,
-    PostgresRetentionError,
     PostgresStatementError,
     PostgresTableError,
     PrimaryKeyMissingError,
+    RetentionError,
     RewindError,
     UntrackedTableError,
 )
@@ -483,7 +483,7 @@ def test_options_that_cannot_work_are_refused_before_anything_is_opened(make: An
 
 
 def test_a_retention_of_nothing_is_refused() -> None:
-    with pytest.raises(PostgresRetentionError):
+    with pytest.raises(RetentionError):
         PostgresSettings(unfinalized_blocks_retention=0)
 
 

@@ -19,14 +19,11 @@ keeps raised ⇔ documented ⇔ tested. A class is written down once, in the mod
 
 from headwater.errors.base import *
 from headwater.errors.changes import *
-from headwater.errors.clickhouse import *
 from headwater.errors.configuration import *
+from headwater.errors.databases import *
 from headwater.errors.decoding import *
-from headwater.errors.duckdb import *
 from headwater.errors.effects import *
 from headwater.errors.forks import *
 from headwater.errors.lake import *
 from headwater.errors.portal import *
-from headwater.errors.postgres import *
 from headwater.errors.spark import *
-from headwater.errors.substreams import *

@@ -19,7 +19,6 @@ from headwater.address import Address
 from headwater.core.several import Several
 from headwater.errors import (
     DuckDBTransactionError,
-    RetentionError,
     SchemaFileError,
 )
 from headwater.targets.admin import check_address
@@ -58,7 +57,6 @@ class DuckDBSettings(StateSettings):
         default_factory=dict, repr=False
     )
     name_type = TableName
-    retention_error = RetentionError
 
 
 class DuckDBDatabase(Database[Session]):

@@ -25,7 +25,6 @@ from headwater.errors import (
     InvalidOptionError,
     PostgresConnectionError,
     PostgresLockError,
-    PostgresRetentionError,
     PostgresStatementError,
     PostgresTransactionError,
     SchemaFileError,
@@ -87,7 +86,6 @@ class PostgresSettings(StateSettings):
     defer_indexes: bool = False
     relay_port: int = 0
     name_type = TableName
-    retention_error = PostgresRetentionError
 
     def __post_init__(self) -> None:
         StateSettings.__post_init__(self)

@@ -21,7 +21,7 @@ from headwater.core.codec import (
     sync_row,
 )
 from headwater.core.cursor import BlockCursor
-from headwater.errors import HeadwaterError, InvalidOptionError, RewindError
+from headwater.errors import InvalidOptionError, RetentionError, RewindError
 from headwater.targets.sql.dialect import Dialect, Session
 from headwater.targets.text import Fragment, QualifiedName, compose, literal
 
@@ -45,11 +45,10 @@ class StateSettings:
     table: str = "sync"
     unfinalized_blocks_retention: int = 1000
     name_type: ClassVar[type[QualifiedName]] = QualifiedName
-    retention_error: ClassVar[type[HeadwaterError]] = InvalidOptionError
 
     def __post_init__(self) -> None:
         if self.unfinalized_blocks_retention <= 0:
-            raise self.retention_error(
+            raise RetentionError(
                 "undo data cannot be kept for no blocks", got=self.unfinalized_blocks_retention
             )
         if self.id is not None and not self.id.strip():
