@@ -49,16 +49,6 @@ def point_table() -> str:
     return "\n".join(rows)
 
 
-def _seeds(found: dict[str, Any]) -> str:
-    """Return which seeds a soak has played."""
-    chosen = found.get("chosen", 0)
-    last = found["first"] + found["worlds"] - chosen - 1
-    text = f"seeds {found['first']:,} to about {last:,}"
-    if chosen:
-        text += f" and {chosen:,} later ones, each about a cell that none had met"
-    return text
-
-
 def cell_table() -> str:
     """Return how often worlds had a feature of a target meet a fault."""
     found = _read("soak")
@@ -69,14 +59,23 @@ def cell_table() -> str:
     for cell, number in found["cells"].items():
         kind, feature, fault = cell.split("|")
         counts.setdefault((kind, feature), Counter())[fault] += number
+    without = set(found["without"])
+    offered = [f"{kind}|{one}|{fault}" for kind, one in found["rows"] for fault in faults]
+    empty = sum(1 for one in offered if one not in without and not found["cells"].get(one))
+    of_lakes = sum(found["cells"].get(f"{kind}|maintained from outside|fork", 0)
+                   for kind in ("Delta", "Delta on S3", "Iceberg", "Iceberg on S3"))  # fmt: skip
     rows = [
-        f"{found['date']}, {_seeds(found)}, {found['worlds']:,} worlds.",
+        f"{found['runs'][-1]['date']}, {found['worlds']:,} worlds. Of {len(offered):,} cells "
+        f"{len(without):,} cannot meet, and {empty:,} were met by no world. In {of_lakes:,} "
+        "streams into Iceberg or Delta alone the chain forked, and another engine or `headwater "
+        "maintain` maintained the tables.",
         "",
         f"| target | feature | {' | '.join(faults)} |",
         f"|---|---|{'--:|' * len(faults)}",
     ]
     for (kind, feature), row in sorted(counts.items(), key=lambda one: one[0][0]):
-        rows.append(f"| {kind} | {feature} | {' | '.join(str(row[one]) for one in faults)} |")
+        numbers = ["—" if f"{kind}|{feature}|{one}" in without else str(row[one]) for one in faults]
+        rows.append(f"| {kind} | {feature} | {' | '.join(numbers)} |")
     return "\n".join(rows)
 
 
@@ -146,9 +145,15 @@ def _soak() -> str:
     lines = [
         "## Whole-system worlds",
         "",
-        f"{found['date']}, `make soak`, {_seeds(found)}: "
+        f"{found['runs'][-1]['date']}, `make soak`: "
         f"{found['worlds']:,} worlds, {found['steps']:,} steps, {found['requests']:,} requests, "
         f"**{found['differences']} differences**.{again if mended else ''}",
+        "",
+        "| played on | commit | worlds | seeds |",
+        "|---|---|--:|---|",
+        *(f"| {one['date']} | `{one['commit']}` | {one['worlds']:,} | "
+          f"{'about rare cells, ' if one['rare'] else ''}from {one['first']:,} on |"
+          for one in found["runs"]),
         "",
         "| survived | times |",
         "|---|--:|",

@@ -98,6 +98,13 @@ class FanOutPlace(Place):
             stack.enter_context(one.environment())
         return stack  # type: ignore[no-any-return]
 
+    def still(self) -> AbstractContextManager[None]:
+        """Surround reading every place."""
+        stack: Any = ExitStack()
+        for one in self.parts:
+            stack.enter_context(one.still())
+        return stack  # type: ignore[no-any-return]
+
     def close(self) -> None:
         """Remove everything."""
         for one in self.parts:

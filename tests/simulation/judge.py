@@ -167,11 +167,12 @@ class Judge:
             line.place.merge()
             self._tally.meet(Met.MERGED)
 
-    def compare(self, line: Line) -> None:
-        """Compare tables with what the branch of their cursor says they hold."""
+    def compare(self, line: Line) -> list[Stored]:
+        """Compare tables with what the branch of their cursor says they hold; return them."""
         if line.evolving:
-            return  # tables are between two definitions
-        for stored in line.place.stored(line.shape):
+            return []  # tables are between two definitions
+        held = line.place.stored(line.shape)
+        for stored in held:
             cursor = stored.cursor
             path = self._upstream.blocks_up_to(cursor)
             blocks = self._without(line, stored, path)
@@ -182,6 +183,7 @@ class Judge:
             if said:
                 what = f"{stored.kind} {line.shape.stream}"
                 raise DisagreementError(f"{what} at {cursor}: {said}")
+        return held
 
     def _without(
         self, line: Line, stored: Stored, blocks: Sequence[SimBlock]
@@ -198,10 +200,10 @@ class Judge:
             )
         return [one for one in blocks if not any(one.number in each for each in gone)]
 
-    def check_final(self, line: Line) -> None:
+    def check_final(self, line: Line, held: Sequence[Stored]) -> None:
         """Where final rows alone are shown: all of them are, once everything is at rest."""
         final = line.state.finalized
-        for stored in line.place.stored(line.shape):
+        for stored in held:
             if not stored.final_only or final is None or line.undo_buffer:
                 continue
             blocks = self._without(line, stored, self._upstream.chain.canonical(0, final.number))
@@ -211,13 +213,15 @@ class Judge:
             if said := difference(stored.tables, wanted):
                 raise DisagreementError(f"{line.shape.stream}, final up to {final}: {said}")
 
-    def look_again(self, line: Line) -> None:
-        """Have `verify` read the blocks once more, and compare what it can. Nothing writes now."""
-        for place in line.place.looked_at(line.shape):
-            with place.environment():
+    def look_again(self, line: Line, held: Sequence[Stored]) -> None:
+        """Have `verify` read the blocks once more, and compare what it can. Nothing writes now.
+
+        `held` is what was read since anything was written.
+        """
+        for place, stored in zip(line.place.looked_at(line.shape), held, strict=True):
+            with place.environment(), place.still():
                 shape = place.own(line.shape)
                 target, admin = place.target(shape, "verify", lambda: 0.0), place.admin(shape)
-                stored = place.read(shape)
                 if stored.cursor is None and line.query is not None:
                     continue  # no block had rows for it
                 compared = look_again(

@@ -28,6 +28,7 @@ from headwater.stream.missing_blocks import MISSING
 from headwater.targets.admin import open_admin
 from headwater.targets.delta import DeltaSettings, delta_target
 from headwater.targets.delta import table as delta_table
+from headwater.targets.delta import tables as delta_tables
 from headwater.targets.iceberg import IcebergSettings, iceberg_target
 from headwater.targets.iceberg import table as iceberg_table
 from headwater.targets.iceberg.admin import IcebergAdmin
@@ -64,7 +65,7 @@ class Lake(Place):
 
     def read(self, shape: Shape) -> Stored:
         """Read with the format's own library."""
-        with self.environment():
+        with self.environment(), self.still():
             cursor = self._cursor(shape)
             last = -1 if cursor is None else cursor.number
             tables = {
@@ -208,6 +209,19 @@ class DeltaPlace(Lake):
         for name in place.folders():
             if "_delta_log" in place.under(name).folders():
                 optimize(f"{self._path}/{name}", options)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Open each table once: that is most of what a look costs."""
+        held: dict[str, DeltaTable] = {}
+
+        def opened(uri: str, storage_options: Any = None) -> DeltaTable:
+            if uri not in held:
+                held[uri] = DeltaTable(uri, storage_options=storage_options)
+            return held[uri]
+
+        with patch.object(delta_tables, "DeltaTable", opened):
+            yield
 
     def _rows(self, table: str, last: int) -> list[dict[str, Any]]:
         place = Files.of(self._path, self._options)

@@ -14,7 +14,7 @@ from tests.simulation.situations import Tally
 @dataclass(slots=True)
 class Outcome:
     """What runs came to. `failures` holds what was wrong, by seeds, and what replays it; `mended`
-    are seeds that were wrong, and no longer are. `chosen` runs were not those of the next seeds.
+    are seeds that were wrong, and no longer are.
     """
 
     runs: int = 0
@@ -24,12 +24,10 @@ class Outcome:
     tally: Tally = field(default_factory=Tally)
     failures: dict[int, tuple[str, str]] = field(default_factory=dict)
     mended: list[int] = field(default_factory=list)
-    chosen: int = 0
 
     def add(self, other: Outcome) -> None:
         """Add the figures of other runs."""
         self.runs += other.runs
-        self.chosen += other.chosen
         self.steps += other.steps
         self.requests += other.requests
         self.cpu_s += other.cpu_s

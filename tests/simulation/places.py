@@ -10,8 +10,15 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +35,7 @@ from headwater.targets.admin import open_admin
 from headwater.targets.contract import Delivery
 from headwater.targets.duckdb import DuckDBSettings, duckdb_target
 from headwater.targets.duckdb import table as duckdb_table
+from headwater.targets.duckdb.session import open_session
 from headwater.targets.frames import to_arrow
 from headwater.targets.side_rows import PREFIX
 from headwater.targets.sql.history import history_target
@@ -47,7 +55,7 @@ from tests.simulation.tables import (
     in_order,
     pools_in,
 )
-from tests.targets.lake_places import Bucket, bucket
+from tests.targets.lake_places import Bucket, bucket, started
 
 MEMORY = Path("/dev/shm")
 SIDE_CHILDREN, SIDE_MISSING = PREFIX + CHILDREN.name, PREFIX + MISSING.name
@@ -88,9 +96,14 @@ class Engines:
         """The address of ClickHouse."""
         return self._clickhouse().rstrip("/")
 
+    @cached_property
+    def s3(self) -> str:
+        """The address of the S3 server."""
+        return started("-I", "-S", str(Path(__file__).parent / "s3.py"))
+
     def bucket(self) -> Bucket:
         """Return a new bucket of the S3 server."""
-        return bucket()
+        return bucket(self.s3)
 
     def __enter__(self) -> Engines:
         return self
@@ -161,6 +174,10 @@ class Place(ABC):
 
     def environment(self) -> AbstractContextManager[None]:
         """Surround what a command does here."""
+        return nullcontext()
+
+    def still(self) -> AbstractContextManager[None]:
+        """Surround reading while nobody writes: what was opened may stay open."""
         return nullcontext()
 
     def maintain(self) -> None:
@@ -295,14 +312,24 @@ class DuckDBPlace(Place):
         if not Path(self._path).exists():
             pools: Tables = {POOLS: []} if shape.swaps else {}
             return Stored(self.kind, None, {one: [] for one in shape.tables} | pools)
-        reader = duckdb_target(self._path, settings=self._settings)
+        session = open_session(self._path, self._settings.config, None, self._path)
 
         def query(sql: str) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = reader.query(sql).to_pylist()
+            found: list[dict[str, Any]] = session.arrow(sql).to_pylist()
             return found
 
-        there = {row["name"] for row in query("SELECT table_name AS name FROM duckdb_tables()")}
-        return read_sql(self.kind, shape, query, there)
+        with closing(session):
+            there = {row["name"] for row in query("SELECT table_name AS name FROM duckdb_tables()")}
+            return read_sql(self.kind, shape, query, there)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Hold the file: opening it costs more than what is read."""
+        if not Path(self._path).exists():
+            yield
+            return
+        with closing(open_session(self._path, self._settings.config, None, self._path)):
+            yield
 
     def admin(self, shape: Shape) -> Any:
         """Open the file as a command would; no writer may have it open."""

@@ -4,11 +4,12 @@
     python -m tests.simulation.soak --seed 1234                  # make soak SEED=1234
     python -m tests.simulation.soak --seed 1234 --keep 3,7,8     # some of its steps
     python -m tests.simulation.soak --results FILE --go-on       # more seeds, added to FILE
-    python -m tests.simulation.soak --results FILE --go-on --empty  # those about empty cells alone
+    python -m tests.simulation.soak --results FILE --go-on --rare  # those about rare cells alone
 
 With `--go-on` worlds that differed are played again first; those that are right now are named.
-With `--empty` a later seed is played only if the cell of docs/guarantees.md that it is about has
-been met by no world yet.
+With `--rare` a later seed is played only if the cell of docs/guarantees.md that it is about has
+been met by no world yet; once all have been, if only one has met it, and so on. `FILE` keeps a line
+for each run: its day, its commit and its seeds.
 
 A soak fails if a world differs from its chain, or if one of the rare situations never occurred:
 then it would prove nothing about it. A seed that fails is cut down to the steps that it needs, and
@@ -18,21 +19,24 @@ the command that replays them is printed.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from random import Random
+from subprocess import run
 
 from rich.console import Console
 
-from tests.simulation.kinds import NAMES, never_met, offers
+from tests.simulation.kinds import NAMES, meets, never_met, offers
 from tests.simulation.outcome import Outcome, print_failures, report
 from tests.simulation.places import Engines
 from tests.simulation.script import Script
@@ -42,8 +46,21 @@ from tests.simulation.world import World
 
 CHUNK = 4
 SHRINK_S = 60.0
+STANDS_S = 240.0  # for a chunk: long enough on a busy machine
 SAY_EVERY_S = 5.0
 MANY = 20_000  # worlds, after which every fault must have met every feature of every target
+
+
+@dataclass(slots=True)
+class Run:
+    """What one call has played: worlds of the seeds from `first` on, or `rare` ones among them."""
+
+    date: str
+    commit: str
+    first: int
+    worlds: int = 0
+    seconds: int = 0
+    rare: bool = False
 
 
 def play(script: Script, engines: Engines, tally: Tally) -> tuple[World, str | None]:
@@ -101,7 +118,11 @@ def _in_worker(seeds: Sequence[int]) -> Outcome:
     if not _ENGINES:
         logging.getLogger("headwater").setLevel(logging.CRITICAL)
         _ENGINES.append(Engines())
-    return play_seeds(seeds, _ENGINES[0])
+    faulthandler.dump_traceback_later(STANDS_S, repeat=True)  # says where it stands
+    try:
+        return play_seeds(seeds, _ENGINES[0])
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def soak(
@@ -142,18 +163,25 @@ def soak(
                 )
 
 
-def seeds_of_empty_cells(first: int, cells: Mapping[str, int]) -> Iterator[int]:
-    """Yield the seeds whose worlds are about a cell that none has met by then.
+def seeds_of_rare_cells(first: int, cells: Mapping[str, int]) -> Iterator[int]:
+    """Yield the seeds whose worlds are about a cell that none has met by then; then few, and so on.
 
-    Those on S3 come last: they cost five times as much as others.
+    Of so many seeds some are about each cell. A cell that they do not meet waits for its next turn.
     """
-    by_cost = sorted(range(first, first + MANY), key=lambda seed: "S3" in theme_of(seed).kind)
-    for seed in by_cost:
-        theme = theme_of(seed)
-        if theme.feature is None or theme.fault is None:
-            continue
-        if not cells.get(cell(theme.kind, theme.feature, theme.fault)):
-            yield seed
+    for least in count(1):
+        for seed in range(first, first + MANY):
+            theme = theme_of(seed)
+            if theme.feature is None or theme.fault is None:
+                continue
+            if cells.get(cell(theme.kind, theme.feature, theme.fault), 0) < least:
+                yield seed
+        first += MANY
+
+
+def commit() -> str:
+    """Return the commit whose worlds are played."""
+    found = run(["git", "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True)
+    return found.stdout.strip()
 
 
 def never_occurred(worlds: int, tally: Tally) -> list[str]:
@@ -162,23 +190,20 @@ def never_occurred(worlds: int, tally: Tally) -> list[str]:
     return [*tally.lacks(expected()), *cells]
 
 
-def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
+def save(outcome: Outcome, runs: Sequence[Run], path: Path) -> None:
     """Write the figures to a file, for `docs/reliability.md`."""
     tally = outcome.tally
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
         json.dumps(
             {
-                "date": datetime.now(UTC).date().isoformat(),
-                "first": first,
+                "runs": [asdict(one) for one in runs],
                 "worlds": outcome.runs,
-                "chosen": outcome.chosen,
                 "steps": outcome.steps,
                 "requests": outcome.requests,
                 "differences": len(outcome.failures),
                 "failures": {str(seed): wrong for seed, wrong in outcome.failures.items()},
                 "mended": sorted(outcome.mended),
-                "seconds": round(seconds),
                 "met": {name: tally.met[name] for name in expected()},
                 "faults": dict(sorted(tally.faults.items())),
                 "errors": dict(sorted(tally.errors.items())),
@@ -187,6 +212,13 @@ def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
                 "columns": list(map(str, Fault)),
                 "rows": [(kind, one) for kind in NAMES for one in Feature if offers(kind, one)],
                 "cells": dict(sorted(tally.cells.items())),
+                "without": [
+                    cell(kind, one, fault)
+                    for kind in NAMES
+                    for one in Feature
+                    for fault in Fault
+                    if offers(kind, one) and not meets(kind, one, fault)
+                ],
             },
             indent=1,
         )
@@ -194,17 +226,17 @@ def save(outcome: Outcome, seconds: float, first: int, path: Path) -> None:
     )
 
 
-def load(path: Path) -> tuple[Outcome, int, float]:
-    """Return what a file says of an earlier soak: its figures, its first seed, how long it took."""
+def load(path: Path) -> tuple[Outcome, list[Run]]:
+    """Return what a file says of earlier soaks: their figures, and each run."""
     found = json.loads(path.read_text())
     tally = Tally()
     for name in ("met", "faults", "errors", "points", "different", "cells"):
         getattr(tally, name).update(found.get(name, {}))
     figures = (found["worlds"], found["steps"], found["requests"])
-    outcome = Outcome(*figures, tally=tally, chosen=found.get("chosen", 0))
+    outcome = Outcome(*figures, tally=tally)
     outcome.mended = list(found.get("mended", []))
     outcome.failures = {int(seed): tuple(one) for seed, one in found.get("failures", {}).items()}
-    return outcome, found["first"], found["seconds"]
+    return outcome, [Run(**one) for one in found["runs"]]
 
 
 def play_again(earlier: Outcome) -> None:
@@ -244,36 +276,39 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--results", type=Path, help="write the figures to this file")
     parser.add_argument("--go-on", action="store_true", help="add to the figures that it holds")
-    parser.add_argument("--empty", action="store_true", help="only worlds about empty cells")
+    parser.add_argument("--rare", action="store_true", help="only worlds about rare cells")
     options = parser.parse_args()
     console = Console()
     if options.seed is not None:
         return replay(options.seed, options.keep, console, free=options.free)
-    first = options.first or Random().randrange(1, 1 << 30)
-    total, before_s = Outcome(), 0.0
+    total = Outcome()
+    runs: list[Run] = []
     if options.go_on and options.results.exists():
-        total, first, before_s = load(options.results)
+        total, runs = load(options.results)
         play_again(total)
     seconds = options.minutes * 60 if options.worlds is None else float("inf")
     earlier = total.runs
-    start = first + earlier - total.chosen
-    console.print(f"seeds from {start}", highlight=False)
-    began = time.monotonic()
-    seeds: Iterator[int] = count(start)
-    if options.empty:
-        seeds, chosen = seeds_of_empty_cells(start, total.tally.cells), total.chosen
+    first = options.first or _after(runs) or Random().randrange(1, 1 << 30)
+    console.print(f"seeds from {first}", highlight=False)
+    now = Run(datetime.now(UTC).date().isoformat(), commit(), first, rare=options.rare)
+    runs.append(now)
+    seeds = seeds_of_rare_cells(first, total.tally.cells) if options.rare else count(first)
 
     def keep(took: float) -> None:
-        if options.empty:
-            total.chosen = chosen + total.runs - earlier
+        now.worlds, now.seconds = total.runs - earlier, round(took)
         if options.results is not None:
-            save(total, before_s + took, first, options.results)
+            save(total, runs, options.results)
 
+    began = time.monotonic()
     soak(islice(seeds, options.worlds), seconds, options.jobs, console, total, keep)
-    took = time.monotonic() - began
-    keep(took)
+    keep(time.monotonic() - began)
     never = partial(never_occurred, total.runs)
-    return report(total, "worlds", expected(), never, before_s + took, console)
+    return report(total, "worlds", expected(), never, sum(one.seconds for one in runs), console)
+
+
+def _after(runs: Sequence[Run]) -> int:
+    """Return the seed behind those that were played one after the other; 0 if none was."""
+    return max((one.first + one.worlds for one in runs if not one.rare), default=0)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ of the chain, the `Judge` says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.simulation.kinds import KINDS, make_place
 from tests.simulation.lines import Line
 from tests.simulation.lossy_proxy import Loss, LossyProxy
 from tests.simulation.operators import operate
-from tests.simulation.places import Engines, Place
+from tests.simulation.places import Engines, Place, Stored
 from tests.simulation.process import Call, Interruption, Point, Process
 from tests.simulation.script import FOCUS, Do, Script, Step
 from tests.simulation.situations import Fault, Feature, Met, Tally, cell, interrupted
@@ -446,22 +447,22 @@ class World:
             for other in (one.inbox, one.module):
                 if other is not None:
                     other.calm()
+        held = []
         for each in self.lines:
             for process in [one for one in each.alive if one.is_paused]:
                 self._wake(each, process)
             if each.place.kind == "fan-out":  # the next start has all of its targets
                 for process in each.alive:
                     self.end(each, process)
-            self._settle(each)
-        self._restart()
+            held.append(self._settle(each))
+        self._restart(held)
 
-    def _restart(self) -> None:
+    def _restart(self, held: Sequence[Sequence[Stored]]) -> None:
         """Start all streams once more: nothing may change, and old undo data must go."""
         final = self.chain.finalized
-        for line in self.lines:
+        for line, before in zip(self.lines, held, strict=True):
             for process in line.alive:
                 self.end(line, process)
-            before = line.place.stored(line.shape)
             self.advance(line, self.start(line))
             after = line.place.stored(line.shape)
             same = [one.tables for one in after] == [one.tables for one in before]
@@ -469,18 +470,18 @@ class World:
                 raise DisagreementError(f"{line.shape.stream}: a start changed the tables")
         self.chain.extend(2)
         for line in self.lines:
-            self._settle(line)
-            kept = [one for each in line.place.stored(line.shape) for one in each.undo_blocks]
+            now = self._settle(line)
+            kept = [one for each in now for one in each.undo_blocks]
             old = [one for one in kept if final and one < final.number - 1]
             if old and self.upstream.finality_known and not line.undo_buffer:
                 raise DisagreementError(f"{line.shape.stream}: undo data of final blocks {old[:5]}")
             for process in line.alive:
                 self.end(line, process)
-            self.judge.check_final(line)
-            self.judge.look_again(line)
+            self.judge.check_final(line, now)
+            self.judge.look_again(line, now)
 
-    def _settle(self, line: Line) -> None:
-        """Run a stream until it has read everything, and compare."""
+    def _settle(self, line: Line) -> Sequence[Stored]:
+        """Run a stream until it has read everything, and compare; return what is stored."""
         for _ in range(400):
             process = line.alive[-1] if line.alive else self.start(line)
             self.advance(line, process)
@@ -492,7 +493,7 @@ class World:
             raise DisagreementError(
                 f"{line.shape.stream} at {line.state.cursor} never reached the head"
             )
-        self.judge.compare(line)
+        return self.judge.compare(line) or line.place.stored(line.shape)
 
 
 def statement_kind(sql: str) -> str:

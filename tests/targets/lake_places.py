@@ -50,13 +50,14 @@ def s3_server() -> str:
     run.
     """
     with starting("the S3 server"):
-        return _started()
+        return started("-m", "moto.server", "-H", "127.0.0.1", "-p")
 
 
-def _started() -> str:
+def started(*command_of_python: str) -> str:
+    """Start a server whose last argument is its port; return its address."""
     port = free_port()
     folder = Path(mkdtemp(prefix="headwater-s3-"))
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, *command_of_python, str(port)]
     server = ServerProcess(command, folder, dict(os.environ))
     atexit.register(server.stop)
     deadline = time.monotonic() + HANG_S
@@ -79,10 +80,10 @@ def delta_options(place: Bucket) -> dict[str, str]:
     }
 
 
-def bucket() -> Bucket:
-    """Make a new bucket."""
+def bucket(server: str | None = None) -> Bucket:
+    """Make a new bucket of a server; None: of moto's."""
     options = {
-        "s3.endpoint": s3_server(),
+        "s3.endpoint": server or s3_server(),
         "s3.region": "us-east-1",
         "s3.access-key-id": ACCESS_KEY,
         "s3.secret-access-key": SECRET_KEY,
