@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Condition
-from typing import Protocol
 
 from headwater.core.retry import parse_retry_after
 from headwater.errors import InvalidOptionError
@@ -46,28 +45,23 @@ class PortalLimits:
                 raise InvalidOptionError(f"{name} is a whole number from 1, or None", got=given)
 
 
-class Permits(Protocol):
-    """What a client asks before and during a request."""
+class Permits:
+    """Asked by a client before and during a request. These permits let every request through."""
 
     def begin(self) -> None:
         """Wait until a request may begin."""
-        ...
 
     def spend(self, size: int) -> None:
         """Count bytes that have arrived; wait until more may."""
-        ...
 
     def refused(self, retry_after_s: float | None) -> None:
         """Note that the portal is asked too much."""
-        ...
 
     def end(self, *, succeeded: bool) -> None:
         """Note that the request has ended."""
-        ...
 
     def close(self) -> None:
-        """Give everything back."""
-        ...
+        """Give back what is not given back at the end of each request."""
 
 
 class PortalBudget:
@@ -151,7 +145,7 @@ class PortalBudget:
             self._changed.notify_all()
 
 
-class DriverPermits:
+class DriverPermits(Permits):
     """The permits of a client on the driver. `sleep` is one that a stop of the run ends."""
 
     def __init__(self, budget: PortalBudget, sleep: Callable[[float], None]) -> None:
@@ -174,31 +168,16 @@ class DriverPermits:
         """Note the end of a request."""
         self._budget.end(succeeded=succeeded)
 
-    def close(self) -> None:
-        """Do nothing: each request gives back what it has."""
 
-
-class UnlimitedPermits:
+class UnlimitedPermits(Permits):
     """The permits of a client that asks nobody. `on_refused` is told that the portal refuses."""
 
     def __init__(self, on_refused: Callable[[], None]) -> None:
         self._on_refused = on_refused
 
-    def begin(self) -> None:
-        """Begin at once."""
-
-    def spend(self, size: int) -> None:
-        """Count nothing."""
-
     def refused(self, retry_after_s: float | None) -> None:
         """Tell of it; the client itself waits before it asks again."""
         self._on_refused()
-
-    def end(self, *, succeeded: bool) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class LimitedTransport:

@@ -16,7 +16,7 @@ from threading import Event
 from typing import Any
 
 from headwater.errors import RelayError
-from headwater.portal.budget import PortalBudget
+from headwater.portal.budget import Permits, PortalBudget
 from headwater.spark.entrance import DriverPort, Entrance, connect, exactly
 
 logger = logging.getLogger("headwater.spark")
@@ -90,7 +90,7 @@ class PermitOffice(DriverPort):
             raise ConnectionAbortedError("the run has ended")
 
 
-class TaskPermits:
+class TaskPermits(Permits):
     """The permits of a task's client. Runs on executors; connects when it is first asked."""
 
     def __init__(self, office: Office) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.errors import NodeLacksError
 from headwater.portal.node.answers import Log, bloom_mask
-from headwater.portal.node.refusals import LearnedSize, RpcError
+from headwater.portal.node.rpc import LearnedSize, RpcError
 from headwater.portal.node.selection import Selection
 
 ADDRESS, OTHER = "0x" + "12" * 20, "0x" + "34" * 20

@@ -24,15 +24,17 @@ from headwater.address import NodeAddress
 from headwater.core import BlockCursor
 from headwater.errors import MalformedAnswerError, TransportError
 from headwater.portal.node.answers import Item, read_header, read_item
-from headwater.portal.node.refusals import (
+from headwater.portal.node.rpc import (
     UNAVAILABLE,
+    Answer,
+    Call,
     LearnedSize,
     NodeRefusal,
+    NodeRpc,
     RpcError,
     TooWide,
     Unsettled,
 )
-from headwater.portal.node.rpc import Answer, Call, NodeRpc
 from headwater.portal.node.selection import BlockData, Selection
 from headwater.portal.node.window import WindowReader
 from headwater.portal.transport import Request, Response, Timeouts

@@ -24,8 +24,15 @@ from headwater.portal.node.answers import (
     read_items,
     read_logs,
 )
-from headwater.portal.node.refusals import NodeRefusal, RpcError, TooWide, Unsettled
-from headwater.portal.node.rpc import Answer, Call, NodeRpc
+from headwater.portal.node.rpc import (
+    Answer,
+    Call,
+    NodeRefusal,
+    NodeRpc,
+    RpcError,
+    TooWide,
+    Unsettled,
+)
 from headwater.portal.node.selection import BlockData, Selection
 
 _TOO_LARGE = 413

@@ -9,11 +9,11 @@ place of one that works. Called on the driver and, in each task, on executors.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
 from headwater.core import BlockCursor
+from headwater.portal.sources.addresses import Sources
 from headwater.portal.wire import Dataset
 
 _LONGEST_PROOF = 16  # times `prove_s`
@@ -51,15 +51,6 @@ _CLASSES = {
     Verdict.FAILING: _Class.FAILING,
     Verdict.FOREIGN: _Class.NEVER,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """For how long, in seconds, a source may be behind, has to prove itself, and is not probed."""
-
-    lag_s: float
-    prove_s: float
-    probe_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +106,12 @@ class SourceState:
 class Panel:
     """The standings of all sources, in the user's order, and which of them is in use."""
 
-    def __init__(self, names: Sequence[str], patience: Patience, now: float) -> None:
-        self.standings = [Standing(name, probe_at=now + patience.probe_s) for name in names]
+    def __init__(self, sources: Sources, now: float) -> None:
+        probe_at = now + sources.probe_s
+        self.standings = [Standing(str(one), probe_at=probe_at) for one in sources.addresses]
         self.current = 0
         self.network: Dataset | None = None
-        self._patience = patience
+        self._sources = sources
         self._used_since = now
         self._best: deque[tuple[float, int]] = deque()  # when which head was first seen anywhere
 
@@ -129,14 +121,14 @@ class Panel:
         """Note that a source answers."""
         standing = self.standings[index]
         standing.fault, standing.in_a_row = None, 0
-        standing.probe_at = now + self._patience.probe_s
+        standing.probe_at = now + self._sources.probe_s
 
     def failed(self, index: int, now: float, reason: str) -> None:
         """Note that a source fails."""
         standing = self.standings[index]
         standing.fault = reason
         standing.failures += 1
-        pause = min(2**standing.in_a_row, _LONGEST_PAUSE) * self._patience.probe_s
+        pause = min(2**standing.in_a_row, _LONGEST_PAUSE) * self._sources.probe_s
         standing.in_a_row = min(standing.in_a_row + 1, 30)
         standing.probe_at = now + pause
 
@@ -153,7 +145,7 @@ class Panel:
         standing.head, standing.head_seen_at = head, now
         if standing.verdict is not Verdict.STALE and (not self._best or head > self._best[-1][1]):
             self._best.append((now, head))
-            horizon = now - self._patience.lag_s
+            horizon = now - self._sources.lag_s
             while len(self._best) > 1 and self._best[1][0] <= horizon:
                 self._best.popleft()
 
@@ -272,7 +264,7 @@ class Panel:
         standing.verdict = verdict
 
     def _verdict(self, standing: Standing, now: float) -> tuple[Verdict, str]:
-        lag_s = self._patience.lag_s
+        lag_s = self._sources.lag_s
         if foreign := standing.foreign or standing.contradicts:
             return Verdict.FOREIGN, foreign
         if standing.fault is not None:
@@ -316,7 +308,7 @@ class Panel:
 
     def _proof_s(self, standing: Standing) -> float:
         times = float(2 ** max(0, min(standing.relapses, 30) - 1))
-        return self._patience.prove_s * min(times, _LONGEST_PROOF)
+        return self._sources.prove_s * min(times, _LONGEST_PROOF)
 
     def _is_proven(self, standing: Standing, now: float) -> bool:
         if not standing.relapses:

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import astuple, replace
+from functools import partial
 from threading import Thread
 from typing import Protocol
 
@@ -34,14 +35,17 @@ from headwater.errors import (
 from headwater.portal.outage import Notice, NoticeKind, Observer, log_notice
 from headwater.portal.sources.addresses import Sources
 from headwater.portal.sources.answers import (
+    Findings,
+    Known,
     WatchedAnswer,
     WholeAnswer,
     decode_position,
+    examine,
+    in_short,
     query_number,
     read_whole,
 )
-from headwater.portal.sources.examine import Findings, Known, examine, in_short
-from headwater.portal.sources.standing import Need, Panel, Patience, SourceState, Verdict
+from headwater.portal.sources.standing import Need, Panel, SourceState, Verdict
 from headwater.portal.transport import Request, Response, Timeouts, Transport
 from headwater.portal.wire import Dataset, explain, read_head, read_head_answer, read_missing
 
@@ -97,7 +101,7 @@ class SourcesTransport:
         spawn: Spawn = in_a_thread,
     ) -> None:
         limits = timeouts or Timeouts()
-        self._probe_limits = Timeouts(*(min(PROBE_S, one) for one in _limits(limits)))
+        self._probe_limits = Timeouts(*(min(PROBE_S, limit) for limit in astuple(limits)))
         self._made_of = sources, open_one, timeouts
         self._addresses = sources.addresses
         self._open = open_one
@@ -105,8 +109,7 @@ class SourcesTransport:
         self._clock = clock
         self._spawn = spawn
         self._notify = notify
-        patience = Patience(sources.lag_s, sources.prove_s, sources.probe_s)
-        self._panel = Panel([str(one) for one in self._addresses], patience, clock())
+        self._panel = Panel(sources, clock())
         self._panel.network = network
         self._admitted: set[int] = set()
         self._probes: dict[int, Future[Findings]] = {}
@@ -252,12 +255,8 @@ class SourcesTransport:
         head = read_head_answer(answer.body)
         if head is None:
             return replace(answer, status=_ABSENT) if is_final else answer
-        self._panel.showed(
-            index,
-            self._clock(),
-            None if is_final else head.number,
-            head.number if is_final else None,
-        )
+        shown = (None, head.number) if is_final else (head.number, None)
+        self._panel.showed(index, self._clock(), *shown)
         return answer
 
     def _refused(self, index: int, answer: WholeAnswer, request: Request) -> WholeAnswer:
@@ -309,14 +308,16 @@ class SourcesTransport:
             return response
         if response.status == _NOTHING_NEW and not need.final_only:
             panel.sent(index, now, need.first, blocks=False)
-        return WatchedAnswer(response, self, index, need)
+        return WatchedAnswer(
+            response, partial(self._delivered, index, need), partial(self._broke, index)
+        )
 
-    def delivered(self, index: int, need: Need, *, blocks: bool) -> None:
+    def _delivered(self, index: int, need: Need, blocks: bool) -> None:
         """Note whether blocks came in the body of an answer. Called by the response."""
         if need.first is not None and not need.final_only:
             self._panel.sent(index, self._clock(), need.first, blocks=blocks)
 
-    def broke(self, index: int, error: TransportError) -> None:
+    def _broke(self, index: int, error: TransportError) -> None:
         """Note that the body of an answer broke. Called by the response."""
         if not self._aborted:
             self._fail(index, in_short(error))
@@ -451,7 +452,3 @@ class SourcesTransport:
                 reason=foreign[0].foreign,
             )
         self._began = bool(self._described())
-
-
-def _limits(timeouts: Timeouts) -> tuple[float, float, float]:
-    return timeouts.connect_s, timeouts.headers_s, timeouts.chunk_s
