@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headwater.core import BlockRange
 from headwater.decode import Children, Output, decode_entities, evm, read_outputs
-from headwater.decode.evm.factory import FOUND_FIELDS
+from headwater.decode.evm.factory import FOUND_FIELDS, with_children
 from headwater.query import merge_queries
 from headwater.stream import factory_index
 from headwater.stream.factory_index import CHILDREN, FactoryIndex, factories_of, query_children
@@ -225,9 +225,9 @@ def test_a_large_list_of_addresses_still_fits_a_request() -> None:
     factory = evm.factory(texts[0], truth.CREATED, child="pair")
     output = evm.events(truth.SWAP_EVENT, contracts=factory)
     assert output.scope is not None
-    bound = output.with_scope(output.scope.with_children(factory.none().add(found)))
+    bound = with_children(output, factory.none().add(found))
     assert 170_000 < len(query_children([bound], 0).body(0)) < 200_000
-    assert query_children([output.with_scope(output.scope.with_children(factory.none()))], 0) == (
+    assert query_children([with_children(output, factory.none())], 0) == (
         output.query.headers_only().add_fields(log=["address", "data", "log_index", "topics",
                                                     "transaction_hash", "transaction_index"])
     )  # fmt: skip

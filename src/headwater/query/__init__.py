@@ -5,9 +5,10 @@ what the rest of Headwater sees; `EVM`, `SOLANA` and their like are the catalogu
 read.
 """
 
+from collections.abc import Mapping
+
 from headwater.query.catalog import Entity, Field, Network, Presence, WireType
 from headwater.query.filters import Family, Filter, Relation
-from headwater.query.networks import NETWORKS, QUERIES
 from headwater.query.networks.bitcoin import BITCOIN, BitcoinQuery
 from headwater.query.networks.evm import EVM, EvmQuery
 from headwater.query.networks.hyperliquid import HYPERLIQUID, HyperliquidQuery
@@ -60,3 +61,16 @@ __all__ = [
     "merge_requests",
     "plan_requests",
 ]
+
+QUERIES: Mapping[str, type[Query]] = {
+    "evm": EvmQuery,
+    "solana": SolanaQuery,
+    "bitcoin": BitcoinQuery,
+    "tron": TronQuery,
+    "hyperliquid": HyperliquidQuery,
+    "substrate": SubstrateQuery,
+}
+"""The builder of every network, by the name of the module whose functions make its tables."""
+
+NETWORKS = tuple(query.network for query in QUERIES.values())
+"""Every type of network that a portal serves and Headwater knows."""

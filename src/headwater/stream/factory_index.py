@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from headwater.core import BlockRange
 from headwater.decode import Children, ChildScope, Entities, Factory, Output, creations_of
 from headwater.decode.evm.events import CreationsOutput, UnionOutput
-from headwater.decode.evm.factory import FOUND_FIELDS
+from headwater.decode.evm.factory import FOUND_FIELDS, with_children
 from headwater.query import Query, merge_requests
 from headwater.targets.contract import SideTable
 
@@ -171,7 +171,7 @@ class FactoryIndex:
         if output.scope is None or one.factory.parent is None:
             return output
         children = self._known[one.factory.parent.key].children
-        return output.with_scope(output.scope.with_children(children))
+        return with_children(output, children)
 
     def _bind(self, output: _Output, to_block: int) -> _Output:
         if isinstance(output, UnionOutput):
@@ -180,8 +180,7 @@ class FactoryIndex:
         if scope is None:
             return output
         children = self._known[scope.factory.key].children.up_to(to_block)
-        bound: _Output = output.with_scope(scope.with_children(children))  # type: ignore[attr-defined]
-        return bound
+        return with_children(output, children)
 
 
 def _pairs(found: pa.Table) -> list[tuple[int, int]]:

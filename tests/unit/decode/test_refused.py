@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.decode import TableOutput, bitcoin, evm, solana
+from headwater.decode.evm.factory import with_children
 from headwater.decode.lines.block_lines import Header
 from headwater.decode.lines.entities import items_batch
 from headwater.errors import (
@@ -184,7 +185,7 @@ def test_a_call_that_does_not_say_what_it_calls_is_an_error(of_children: bool) -
                          contracts=pools if of_children else None)
                for on_error in ("raise", "skip")]  # fmt: skip
     if of_children:
-        outputs = [one.with_scope(one.scope.with_children(pools.none().add(found)))
+        outputs = [with_children(one, pools.none().add(found))
                    for one in outputs if one.scope is not None]  # fmt: skip
     with pytest.raises(UndecodableCallError, match="call_to is absent"):
         decode(outputs[0], lines)

@@ -7,7 +7,7 @@ Defined on the driver, pickled to executors, never changed; the same batch gives
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -97,10 +97,6 @@ class CallsOutput:
     def entities(self) -> tuple[str, ...]:
         """Transactions, and traces if that is the source."""
         return ("transaction",) if self.source == "transactions" else ("trace", "transaction")
-
-    def with_scope(self, scope: ChildScope) -> CallsOutput:
-        """Return the same output with other children."""
-        return replace(self, scope=scope)
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return the calls of this function among all of a batch, in their order.

@@ -73,16 +73,16 @@ class EventsOutput:
     @property
     def schema(self) -> pa.Schema:
         """The columns of the table; `evm.types` says which ABI type becomes which."""
+        return self._event_schema
+
+    @property
+    def _event_schema(self) -> pa.Schema:
         columns = [
             arrow_field(name, column_type(one))
             for name, one in zip(event_columns(self.event), self.event.parameters, strict=True)
         ]
         details = self.scope.factory.fields if self.scope is not None else ()
         return pa.schema([*(LOG_SCHEMA.field(name) for name in BASE_COLUMNS), *columns, *details])
-
-    def with_scope(self, scope: ChildScope) -> EventsOutput:
-        """Return the same output with other children."""
-        return replace(self, scope=scope)
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return the rows of this event among all logs of a batch, in their order.
@@ -94,7 +94,7 @@ class EventsOutput:
                 is "raise". With "skip" such logs are left out and counted in the result.
         """
         own = self._own_rows(entities, ranges)
-        rows = decode_rows(own, self.schema, self._columns, self.on_error, self._explain)
+        rows = decode_rows(own, self._event_schema, self._columns, self.on_error, self._explain)
         found = rows.table.num_rows or rows.skipped or self.event.anonymous
         return rows if found else replace(rows, unlike=self._count_unlike(entities, ranges))
 
@@ -309,44 +309,21 @@ def _widen(table: pa.Table, signature: str, schema: pa.Schema) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class CreationsOutput:
+class CreationsOutput(EventsOutput):
     """The creations of a factory: the place of each, the child, and the asked columns.
 
     An output like any other, so that creations are fetched, decoded and read in parallel as events
-    are; users never see it. `events` is the table of the announcing event.
+    are; users never see it. `child` and `details` are columns of the announcing event.
     """
 
-    factory: Factory
-    events: EventsOutput
-
-    @property
-    def query(self) -> Query:
-        """The query for the announcing event."""
-        return self.events.query
-
-    @property
-    def ranges(self) -> tuple[RangeSpec, ...]:
-        """From the factory's start on; a stream decides how far."""
-        return (self.factory.start,)
+    child: str = ""
+    details: tuple[str, ...] = ()
+    fields: tuple[pa.Field, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
         """`FOUND_FIELDS`, then the columns that were asked for."""
-        return pa.schema([*FOUND_FIELDS, *self.factory.fields])
-
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """Those of events."""
-        return self.events.entities
-
-    @property
-    def scope(self) -> ChildScope | None:
-        """The factory above, if this one is itself a child."""
-        return self.events.scope
-
-    def with_scope(self, scope: ChildScope) -> CreationsOutput:
-        """Return the same output with other children of the factory above."""
-        return replace(self, events=self.events.with_scope(scope))
+        return pa.schema([*FOUND_FIELDS, *self.fields])
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return the creations among all logs of a batch.
@@ -355,30 +332,25 @@ class CreationsOutput:
             UndecodableLogError: a factory's log has the event's topics but not its content, and
                 the factory's `on_error` is "raise".
         """
-        found = self.events.decode(entities, ranges)
-        rows = found.table
-        names = dict(
-            zip(
-                (one.name for one in self.factory.event.parameters),
-                event_columns(self.factory.event),
-                strict=True,
-            )
-        )
-        wanted = [*_PLACE, names[self.factory.child]]
-        wanted += [names[one] for one in self.factory.columns]
-        table = pa.Table.from_arrays([rows[name] for name in wanted], schema=self.schema)
-        return DecodedRows(table, found.skipped)
+        found = EventsOutput.decode(self, entities, ranges)
+        columns = [found.table[name] for name in (*_PLACE, self.child, *self.details)]
+        return DecodedRows(pa.Table.from_arrays(columns, schema=self.schema), found.skipped)
 
 
 def creations_of(factory: Factory) -> CreationsOutput:
     """Return the output that finds a factory's children. Called by streams on the driver."""
-    events = EventsOutput(
-        event=factory.event,
-        query=event_query(factory.event, factory.contracts, factory.topics),
+    event = factory.event
+    parameters = (parameter.name for parameter in event.parameters)
+    columns = dict(zip(parameters, event_columns(event), strict=True))
+    return CreationsOutput(
+        event=event,
+        query=event_query(event, factory.contracts, factory.topics),
         ranges=(factory.start,),
         contracts=factory.contracts,
         topics=factory.topics,
         on_error=factory.on_error,
         scope=None if factory.parent is None else events_scope(factory.parent),
+        child=columns[factory.child],
+        details=tuple(columns[name] for name in factory.columns),
+        fields=factory.fields,
     )
-    return CreationsOutput(factory, events)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from headwater.decode.evm.topics import TopicFilters
 from headwater.errors import InvalidOptionError
 from headwater.query import Filter, Query
 
+Bound = TypeVar("Bound")
 PREFIX = "factory_"
 Since: TypeAlias = Literal["transaction", "block", "log"]
 """From where on the rows of a child count: the start of the transaction that announces it, the
@@ -128,10 +129,6 @@ class ChildScope:
             raise InvalidOptionError("only a stream knows the children of a factory")
         return self.children.own_rows(batch, self.address, self.begin)
 
-    def with_children(self, children: Children) -> ChildScope:
-        """Return the scope of these children."""
-        return replace(self, children=children)
-
     def narrow(self, query: Query, addresses: Sequence[str]) -> Query:
         """Return the query for these addresses alone; for nothing if there are none."""
         if not addresses:
@@ -144,6 +141,13 @@ class ChildScope:
                 for one in query.filters
             ),
         )
+
+
+def with_children(output: Bound, children: Children) -> Bound:
+    """Return an output that has a scope, restricted to these children. Called by streams."""
+    changed: Any = output
+    changed = replace(changed, scope=replace(changed.scope, children=children))
+    return cast("Bound", changed)
 
 
 class Begin(NamedTuple):

@@ -110,14 +110,12 @@ def snake_case(name: str) -> str:
     return _HUMP.sub("_", name).lower()
 
 
-def instruction_discriminator(name: str) -> bytes:
-    """Return the eight bytes by which an Anchor program knows an instruction."""
-    return sha256(f"global:{snake_case(name)}".encode()).digest()[:8]
-
-
-def event_discriminator(name: str) -> bytes:
-    """Return the eight bytes that an Anchor event begins with."""
-    return sha256(f"event:{name}".encode()).digest()[:8]
+def _discriminator(entry: Mapping[str, object], kind: str, name: str) -> bytes:
+    """Return the bytes that an entry of an IDL says, or those that Anchor derives from a name."""
+    given = entry.get("discriminator")
+    if given is not None:
+        return parse_discriminator(given, name)
+    return sha256(f"{kind}:{name}".encode()).digest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +149,7 @@ class Idl:
         for entry in self._list("instructions"):
             if snake_case(str(entry.get("name"))) != snake_case(name):
                 continue
-            given = entry.get("discriminator")
-            code = instruction_discriminator(name) if given is None else parse_discriminator(
-                given, name)  # fmt: skip
+            code = _discriminator(entry, "global", snake_case(name))
             args = self._members(entry.get("args", []), name, 0)
             return DataLayout(snake_case(name), code, args, tuple(_accounts(entry, name)))
         raise LayoutError(f"the IDL has no instruction {name!r}",
@@ -168,8 +164,7 @@ class Idl:
         for entry in self._list("events"):
             if entry.get("name") != name:
                 continue
-            given = entry.get("discriminator")
-            code = event_discriminator(name) if given is None else parse_discriminator(given, name)
+            code = _discriminator(entry, "event", name)
             if "fields" in entry:
                 return DataLayout(name, code, self._members(entry["fields"], name, 0))
             content = self._defined(name, name, 0)

@@ -74,7 +74,7 @@ def test_an_error_lists_the_parameters_that_could_serve() -> None:
 
 def test_creations_that_cannot_be_decoded_are_left_out_if_the_factory_says_so() -> None:
     """What a factory does with them is part of what its children are stored under."""
-    assert creations_of(factory(on_error="skip")).events.on_error == "skip"
+    assert creations_of(factory(on_error="skip")).on_error == "skip"
     keys = [factory(on_error=one).key for one in ("raise", "skip", print, repr)]
     assert factory().key == keys[0]
     assert keys[2] == keys[3]
