@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from keyword import iskeyword
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from headwater.errors import QueryError
 from headwater.query import base58
@@ -82,8 +82,10 @@ class Condition:
     Written as an annotation of that key, it leaves `wire` to `Family.of`.
 
     `at` says where the value stands that it compares with, if that is not the field of the same
-    name: the field, then keys inside its JSON. Of several places the first that there is counts.
-    With `is_prefix` the value need only begin with the one given.
+    name: the field, then keys inside its JSON, the place in its list, or `*` for any item of its
+    lists. Of several places the first that there is counts, of those with `*` each. With
+    `is_prefix` the value need only begin with the one given; with `bound` it may be larger
+    ("least") or smaller ("most").
     """
 
     kind: ValueKind
@@ -92,6 +94,7 @@ class Condition:
     is_list: bool = True
     at: tuple[tuple[str, ...], ...] = ()
     is_prefix: bool = False
+    bound: Literal["least", "most"] | None = None
     wire: str = ""
 
     @property

@@ -24,10 +24,10 @@ from headwater.decode.columns.malformed import MalformedRowsError, refuse
 from headwater.decode.columns.wire_columns import convert_valid
 from headwater.decode.lines.entities import stored_name
 from headwater.errors import BlockContentError
-from headwater.query import EVM, Condition, Field, Filter, Network, Presence, ValueKind
-from headwater.query.values import Value  # the values of a checked filter
+from headwater.query import Condition, Field, Filter, Network, Presence, ValueKind
+from headwater.query.values import Item, snake_name
 
-_MENTIONS = "mentionsAccount"
+_ANY = "*"  # any item of the lists
 _INTEGER = r"^[0-9]{1,38}$"
 
 
@@ -51,10 +51,8 @@ def select_rows(
     for (wire, value), field in zip(conditions, fields, strict=True):
         if not batch.num_rows:
             break
-        if wire in known and known[wire].at:
-            check = _check_nested(batch, known[wire], value)
-        else:
-            check = _check(batch, wire, value)
+        values = value if isinstance(value, tuple) else (value,)
+        check = _check(batch, wire, known.get(wire), values)
         missing = absent(batch, field)
         batch = keep_rows(batch, [check if missing is None else pc.or_(check, missing)])
     return batch
@@ -104,59 +102,48 @@ def _sources(network: Network, own: Filter) -> list[Field]:
     known = {field.wire: field for field in network.entity(family.entity).fields}
     places = {one.wire: one.at[0][0] for one in family.conditions if one.at}
     wires = [family.implied[0]] if family.implied is not None else []
-    for wire, _ in own.conditions:
-        wires.append(places.get(wire) or _source(network, family.entity, wire))
-    return [known[wire] for wire in wires]
+    return [known[places.get(wire, wire)] for wire in (*wires, *dict(own.conditions))]
 
 
 def fields_to_check(network: Network, own: Filter) -> list[str]:
     """Return our names of the fields that must be selected to apply a filter again."""
-    names = [field.name for field in _sources(network, own)]
-    if own.condition(_MENTIONS) is not None and network.family(own.family).entity == "transaction":
-        names.append("loaded_addresses")
-    return names
+    asked = dict(own.conditions)
+    conditions = network.family(own.family).conditions
+    others = {place[0] for one in conditions if one.wire in asked for place in one.at[1:]}
+    return [*(field.name for field in _sources(network, own)), *map(snake_name, others)]
 
 
-def _source(network: Network, entity: str, wire: str) -> str:
-    """Return the field that a condition is about."""
-    if network is EVM:
-        if wire in ("firstNonce", "lastNonce"):
-            return "nonce"
-        return "topics" if wire.startswith("topic") else wire
-    if wire == _MENTIONS:
-        return "accounts" if entity == "instruction" else "accountKeys"
-    if entity == "instruction" and wire[1:].isdigit():
-        return "data" if wire[0] == "d" else "accounts"
-    return "accountKeys" if wire == "feePayer" else wire
-
-
-def _check(batch: pa.RecordBatch, wire: str, value: Value) -> pa.BooleanArray:
-    values = value if isinstance(value, tuple) else (value,)
+def _check(
+    batch: pa.RecordBatch, wire: str, condition: Condition | None, values: Sequence[Item]
+) -> pa.BooleanArray:
+    """Whether each row meets a condition; without one it is that of the family itself."""
     names = batch.schema.names
     if wire.startswith("topic") and wire in names:  # the scanned table of EVM logs
         return is_one_of(batch.column(wire), [str(one)[2:].encode() for one in values])
-    if wire in ("firstNonce", "lastNonce"):
-        return _check_nonce(batch.column("nonce"), wire, values[0])
-    if wire in names:
+    if condition is None or not condition.at:
         return is_one_of(batch.column(wire), values)
-    if wire == _MENTIONS and "accounts" in names:
-        return has_item(batch.column("accounts"), values)
-    if wire == _MENTIONS:
-        lists = [batch.column("accountKeys"), *batch.column("loadedAddresses").flatten()]
-        return reduce(pc.or_, [has_item(one, values) for one in lists])
-    if wire == "feePayer":
-        return is_one_of(list_item(batch.column("accountKeys"), 0), values)
-    if wire[0] == "a":
-        return is_one_of(list_item(batch.column("accounts"), int(wire[1:])), values)
-    return _check_prefix(batch, [str(one)[2:] for one in values])
+    field, *keys = condition.at[0]
+    column = batch.column(field)
+    if condition.bound is not None:
+        return _check_bound(column, condition.bound, values[0])
+    if keys == [_ANY]:
+        columns = [batch.column(place[0]) for place in condition.at]
+        parts = [one.flatten() if pa.types.is_struct(one.type) else [one] for one in columns]
+        return reduce(pc.or_, [has_item(one, values) for part in parts for one in part])
+    if keys and pa.types.is_list(column.type):
+        return is_one_of(list_item(column, int(keys[0])), values)
+    if keys:
+        return _check_json(batch, condition, [str(one) for one in values])
+    if condition.is_prefix:
+        return _check_prefix(batch, [str(one)[2:] for one in values])
+    return is_one_of(column, values)
 
 
-def _check_nonce(column: pa.StringArray, wire: str, bound: object) -> pa.BooleanArray:
+def _check_bound(column: pa.StringArray, bound: str, limit: Item) -> pa.BooleanArray:
     is_number = pc.fill_null(pc.match_substring_regex(column, _INTEGER), False)
     numbers = pc.if_else(is_number, column, None).cast(DECIMAL)
-    limit = pa.scalar(bound, DECIMAL)
-    compare = pc.greater_equal if wire == "firstNonce" else pc.less_equal
-    return pc.fill_null(compare(numbers, limit), False)
+    compare = pc.greater_equal if bound == "least" else pc.less_equal
+    return pc.fill_null(compare(numbers, pa.scalar(limit, DECIMAL)), False)
 
 
 def list_item(column: pa.ListArray, position: int) -> pa.Array:
@@ -240,21 +227,16 @@ def in_ranges(column: pa.Int64Array, ranges: Sequence[BlockRange]) -> list[pa.Bo
 _EXACT = (ValueKind.TEXT,)  # the others are hex, which a portal compares in lower case
 
 
-def _check_nested(batch: pa.RecordBatch, condition: Condition, value: Value) -> pa.BooleanArray:
-    """Whether each row meets a condition whose values stand where `condition.at` says.
+def _check_json(
+    batch: pa.RecordBatch, condition: Condition, wanted: Sequence[str]
+) -> pa.BooleanArray:
+    """Whether each row meets a condition whose values stand inside the JSON of a field.
 
     Raises:
         BlockContentError: a field is not the JSON that it should be.
     """
-    wanted = [str(one) for one in (value if isinstance(value, tuple) else (value,))]
-    field = condition.at[0][0]
-    column = batch.column(field)
-    if len(condition.at[0]) == 1:
-        return is_one_of(column, wanted)
-    if pa.types.is_list(column.type):
-        items: list[Any] = column.to_pylist()
-    else:
-        items = [_parse(text, batch, row) for row, text in enumerate(column.to_pylist())]
+    column = batch.column(condition.at[0][0])
+    items = (_parse(text, batch, row) for row, text in enumerate(column.to_pylist()))
     found = pa.array([_find(item, condition) for item in items], pa.string())
     if condition.is_prefix:
         found = pc.utf8_slice_codeunits(found, 0, len(wanted[0]))

@@ -148,9 +148,7 @@ _STATE_DIFF = (
 
 
 _Addresses = Annotated[Iterable[str], Condition(ValueKind.HEX, width=20)]
-_Words = Annotated[Iterable[str], Condition(ValueKind.HEX, width=32)]
 _Sighashes = Annotated[Iterable[str], Condition(ValueKind.HEX, width=4)]
-_Nonce = Annotated[int, Condition(ValueKind.NUMBER, is_list=False)]
 _Transaction = Annotated[bool, Relation("transaction")]
 _Logs = Annotated[bool, Relation("log")]
 _Traces = Annotated[bool, Relation("trace")]
@@ -160,14 +158,22 @@ TraceType = Literal["create", "call", "suicide", "reward"]
 DiffKind = Literal["+", "-", "*", "="]
 
 
+def _topic(place: int) -> Condition:
+    return Condition(ValueKind.HEX, width=32, at=(("topics", str(place)),))
+
+
+def _nonce(bound: Literal["least", "most"]) -> Condition:
+    return Condition(ValueKind.NUMBER, is_list=False, at=(("nonce",),), bound=bound)
+
+
 class EvmLogs(TypedDict, total=False):
     """Keys of `add_logs` on EVM."""
 
     address: _Addresses
-    topic0: _Words
-    topic1: _Words
-    topic2: _Words
-    topic3: _Words
+    topic0: Annotated[Iterable[str], _topic(0)]
+    topic1: Annotated[Iterable[str], _topic(1)]
+    topic2: Annotated[Iterable[str], _topic(2)]
+    topic3: Annotated[Iterable[str], _topic(3)]
     transaction: _Transaction
     transaction_traces: _Traces
     transaction_logs: _Logs
@@ -181,8 +187,8 @@ class EvmTransactions(TypedDict, total=False):
     from_: _Addresses
     sighash: _Sighashes
     type: Annotated[Iterable[int], Condition(ValueKind.NUMBER)]
-    first_nonce: _Nonce  # known to servers, not to the SDK: nonces, both included
-    last_nonce: _Nonce
+    first_nonce: Annotated[int, _nonce("least")]  # known to servers, not to the SDK
+    last_nonce: Annotated[int, _nonce("most")]
     logs: _Logs
     traces: _Traces
     state_diffs: _StateDiffs

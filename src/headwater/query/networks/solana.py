@@ -107,31 +107,43 @@ _TokenBalances = Annotated[bool, Relation("tokenBalance")]
 LogKind = Literal["log", "data", "other"]
 
 
+_MENTIONED = (("accountKeys", "*"), ("loadedAddresses", "*"))  # its own, and those it loaded
+
+
+def _account(place: int | str) -> Condition:
+    return Condition(ValueKind.PUBKEY, at=(("accounts", str(place)),))
+
+
+def _prefix(width: int) -> Condition:
+    return Condition(ValueKind.HEX, width=width, at=(("data",),), is_prefix=True)
+
+
 class SolanaInstructions(TypedDict, total=False):
     """Keys of `add_instructions`; of d1, d2, d4, d8 one filter may use only one."""
 
     program_id: _Pubkeys
-    d1: Annotated[Iterable[str], Condition(ValueKind.HEX, width=1)]
-    d2: Annotated[Iterable[str], Condition(ValueKind.HEX, width=2)]
-    d4: Annotated[Iterable[str], Condition(ValueKind.HEX, width=4)]
-    d8: Annotated[Iterable[str], Condition(ValueKind.HEX, width=8)]
-    mentions_account: _Pubkeys  # in any place; a portal asks a bloom filter, we look
-    a0: _Pubkeys
-    a1: _Pubkeys
-    a2: _Pubkeys
-    a3: _Pubkeys
-    a4: _Pubkeys
-    a5: _Pubkeys
-    a6: _Pubkeys
-    a7: _Pubkeys
-    a8: _Pubkeys
-    a9: _Pubkeys
-    a10: _Pubkeys  # a10 to a15 are known to servers, not to the SDK
-    a11: _Pubkeys
-    a12: _Pubkeys
-    a13: _Pubkeys
-    a14: _Pubkeys
-    a15: _Pubkeys
+    d1: Annotated[Iterable[str], _prefix(1)]
+    d2: Annotated[Iterable[str], _prefix(2)]
+    d4: Annotated[Iterable[str], _prefix(4)]
+    d8: Annotated[Iterable[str], _prefix(8)]
+    # in any place; a portal asks a bloom filter, we look
+    mentions_account: Annotated[Iterable[str], _account("*")]
+    a0: Annotated[Iterable[str], _account(0)]
+    a1: Annotated[Iterable[str], _account(1)]
+    a2: Annotated[Iterable[str], _account(2)]
+    a3: Annotated[Iterable[str], _account(3)]
+    a4: Annotated[Iterable[str], _account(4)]
+    a5: Annotated[Iterable[str], _account(5)]
+    a6: Annotated[Iterable[str], _account(6)]
+    a7: Annotated[Iterable[str], _account(7)]
+    a8: Annotated[Iterable[str], _account(8)]
+    a9: Annotated[Iterable[str], _account(9)]
+    a10: Annotated[Iterable[str], _account(10)]  # a10 to a15 are known to servers, not to the SDK
+    a11: Annotated[Iterable[str], _account(11)]
+    a12: Annotated[Iterable[str], _account(12)]
+    a13: Annotated[Iterable[str], _account(13)]
+    a14: Annotated[Iterable[str], _account(14)]
+    a15: Annotated[Iterable[str], _account(15)]
     is_committed: Annotated[bool, Condition(ValueKind.BOOL, is_list=False)]
     transaction: _Transaction
     transaction_balances: _Balances
@@ -145,8 +157,8 @@ class SolanaInstructions(TypedDict, total=False):
 class SolanaTransactions(TypedDict, total=False):
     """Keys of `add_transactions` on Solana."""
 
-    fee_payer: _Pubkeys
-    mentions_account: _Pubkeys  # its own accounts, and those that were loaded
+    fee_payer: Annotated[Iterable[str], Condition(ValueKind.PUBKEY, at=(("accountKeys", "0"),))]
+    mentions_account: Annotated[Iterable[str], Condition(ValueKind.PUBKEY, at=_MENTIONED)]
     instructions: _Instructions
     logs: _Logs
     balances: _Balances
