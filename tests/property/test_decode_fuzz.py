@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.decode import decode_outputs, evm, solana
-from headwater.decode.columns.base58 import decode_base58, encode_base58
+from headwater.decode.columns.bytes_text import decode_base58, encode_base58
 from headwater.decode.solana.borsh import (
     BorshType,
     Enum,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headwater.core import BlockRange
 from headwater.decode import DecodedRows, Event, decode_outputs, evm, parse_event, parse_logs
-from headwater.decode.columns.decimal_text import format_integers
+from headwater.decode.columns.integers import format_integers
 from headwater.decode.evm.types import (
     AbiType,
     Array,
@@ -27,8 +27,7 @@ from headwater.decode.evm.types import (
     arrow_type,
     canonical,
 )
-from headwater.decode.lines.log_scan import scan_logs
-from headwater.decode.lines.logs import read_logs
+from headwater.decode.lines.logs import read_logs, scan_logs
 from headwater.errors import HeadwaterError, UndecodableLogError
 from tests.unit.decode.samples import (
     EVERYTHING,

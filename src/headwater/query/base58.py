@@ -1,6 +1,6 @@
 """Reads and writes base58, one text at a time: keys of Solana, addresses of Bitcoin and Tron.
 
-Whole columns of it are converted by `headwater.decode.columns.base58`.
+Whole columns of it are converted by `headwater.decode.columns.bytes_text`.
 """
 
 from __future__ import annotations

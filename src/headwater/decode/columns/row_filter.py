@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import BlockRange
-from headwater.decode.columns.base58 import decode_base58
+from headwater.decode.columns.bytes_text import decode_base58
 from headwater.decode.columns.integers import DECIMAL
 from headwater.decode.columns.malformed import MalformedRowsError, refuse
 from headwater.decode.columns.wire_columns import convert_valid

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.decode.columns.base58 import DIGITS_OF_BASE58, NO_DIGIT, decode_base58
 from headwater.decode.columns.buffers import (
     Bytes,
     column_of,
@@ -22,8 +21,15 @@ from headwater.decode.columns.buffers import (
     spread,
     text_parts,
 )
+from headwater.decode.columns.bytes_text import (
+    DIGITS_OF_BASE58,
+    NO_DIGIT,
+    bytes_of,
+    count_digits,
+    decode_base58,
+    hex_mask,
+)
 from headwater.decode.columns.field_columns import EXACT_DECIMAL, column_type, scalar_type
-from headwater.decode.columns.hex_text import bytes_of, count_digits, hex_mask
 from headwater.decode.columns.integers import (
     DECIMAL,
     DIGITS,

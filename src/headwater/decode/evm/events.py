@@ -35,8 +35,7 @@ from headwater.decode.evm.types import (
     is_dynamic,
 )
 from headwater.decode.lines.entities import Entities
-from headwater.decode.lines.log_scan import TOPICS
-from headwater.decode.lines.logs import LOG_SCHEMA
+from headwater.decode.lines.logs import LOG_SCHEMA, TOPICS
 from headwater.decode.output import DecodedRows, decode_rows
 from headwater.errors import ParameterError, UndecodableLogError
 from headwater.query import EvmQuery, Query, merge_queries

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from headwater.core import RangeSpec
 from headwater.decode.columns.buffers import text_of
-from headwater.decode.columns.hex_text import hex_mask, numbers_of
+from headwater.decode.columns.bytes_text import hex_mask, numbers_of
 from headwater.decode.columns.malformed import OnError, said_of
 from headwater.decode.evm.abi import Event
 from headwater.decode.evm.topics import TopicFilters

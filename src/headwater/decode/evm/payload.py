@@ -28,7 +28,7 @@ from headwater.decode.columns.buffers import (
     stretches,
     text_parts,
 )
-from headwater.decode.columns.hex_text import bytes_of, hex_mask, is_lower_hex, numbers_of
+from headwater.decode.columns.bytes_text import bytes_of, hex_mask, is_lower_hex, numbers_of
 from headwater.decode.columns.integers import DIGITS, ONE, PARTS, ZEROS, WordText, decode_integers
 from headwater.decode.columns.malformed import MalformedRowsError, Rows, refuse, refuse_unless_utf8
 from headwater.decode.evm.types import (

@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.decode.columns.base58 import encode_base58
 from headwater.decode.columns.buffers import (
     column_of,
     fixed_width_array,
@@ -36,8 +35,14 @@ from headwater.decode.columns.buffers import (
     spread,
     text_parts,
 )
-from headwater.decode.columns.decimal_text import format_integers, negate
-from headwater.decode.columns.integers import DECIMAL, Integer, integer_field
+from headwater.decode.columns.bytes_text import encode_base58
+from headwater.decode.columns.integers import (
+    DECIMAL,
+    Integer,
+    format_integers,
+    integer_field,
+    negate,
+)
 from headwater.decode.columns.malformed import Rows, refuse, refuse_unless_utf8
 from headwater.errors import LayoutError
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.core import BlockRange, RangeSpec
-from headwater.decode.columns.base58 import decode_base58
+from headwater.decode.columns.bytes_text import decode_base58
 from headwater.decode.columns.field_columns import name_columns
 from headwater.decode.columns.integers import DECIMAL
 from headwater.decode.columns.malformed import MalformedRowsError, OnError, refuse

@@ -40,7 +40,7 @@ from headwater.decode.columns.transaction_names import (
 from headwater.decode.columns.wire_columns import as_decimals, convert
 from headwater.decode.lines.block_lines import HEADER_FIELDS
 from headwater.decode.lines.entities import Entities, stored_name
-from headwater.decode.lines.log_scan import TOPICS
+from headwater.decode.lines.logs import TOPICS
 from headwater.decode.output import DecodedRows
 from headwater.decode.tables.table_definitions import TABLE_DEFINITIONS, TableDefinition
 from headwater.errors import BlockContentError, QueryError

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.decode.columns.hex_text import bytes_of
+from headwater.decode.columns.bytes_text import bytes_of
 from headwater.decode.columns.integers import wide_integer
 from headwater.errors import ClickHouseTableError
 from headwater.targets.value_checks import listed, put

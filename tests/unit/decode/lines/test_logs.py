@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headwater.decode import LOG_SCHEMA, parse_logs
-from headwater.decode.lines.log_scan import scan_logs
+from headwater.decode.lines.logs import scan_logs
 from headwater.errors import BlockContentError
 from tests.unit.decode.samples import line, log, transfer, word
 
