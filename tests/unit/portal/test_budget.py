@@ -9,6 +9,7 @@ import pytest
 
 from headwater.errors import InvalidOptionError, TransportError
 from headwater.portal import LimitedTransport, PortalBudget, PortalLimits, Request
+from headwater.portal.budget import Permits
 
 
 class Waited(Exception):  # noqa: N818 - no error
@@ -137,7 +138,7 @@ class Portal:
         pass
 
 
-class Noted:
+class Noted(Permits):
     """Permits that note what they are told."""
 
     def __init__(self) -> None:
@@ -154,9 +155,6 @@ class Noted:
 
     def end(self, *, succeeded: bool) -> None:
         self.said.append(("end", succeeded))
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,12 @@ LOG_SCHEMA = pa.schema(
 )
 
 
+_OWN = list(LOG_SCHEMA)[len(HEADER_FIELDS) :]
+_LOG_INDEX = [field.name for field in _OWN].index("log_index")
+Logs = tuple[npt.NDArray[np.int64], list[pa.Array]]
+"""How many logs each block has, and the columns of `LOG_SCHEMA` behind those of the block."""
+
+
 def parse_logs(lines: Sequence[bytes]) -> pa.Table:
     """Return all logs of these block lines, in order, as a table of `LOG_SCHEMA`.
 
@@ -94,22 +100,11 @@ def logs_batch(headers: Sequence[Header], arrays: Sequence[bytes]) -> pa.RecordB
         BlockContentError: a log lacks a field or has one of a wrong kind; two have one index.
     """
     _reuse_memory()
-    columns = scan_logs(arrays)
-    if columns is None:
-        columns = read_logs(arrays, [header.number for header in headers])
-    keys = {"log_index": columns.log_index}
-    refuse_repeated_keys("logs", headers, columns.logs_per_block, keys)
+    numbers = [header.number for header in headers]
+    counts, columns = scan_logs(arrays) or read_logs(arrays, numbers)
+    refuse_repeated_keys("logs", headers, counts, {"log_index": columns[_LOG_INDEX]})
     return pa.RecordBatch.from_arrays(
-        [
-            *header_columns(headers, columns.logs_per_block),
-            columns.transaction_hash,
-            columns.transaction_index,
-            columns.log_index,
-            columns.address,
-            *columns.topics,
-            columns.data,
-        ],
-        schema=LOG_SCHEMA,
+        [*header_columns(headers, counts), *columns], schema=LOG_SCHEMA
     )
 
 
@@ -125,19 +120,6 @@ def _reuse_memory() -> None:
 
 
 # --- the scan -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LogColumns:
-    """Logs of several blocks, in order. Topics and data have no 0x; an absent topic is null."""
-
-    logs_per_block: npt.NDArray[np.int64]
-    transaction_hash: pa.StringArray
-    transaction_index: pa.Int64Array
-    log_index: pa.Int64Array
-    address: pa.StringArray
-    topics: tuple[pa.BinaryArray, ...]
-    data: pa.BinaryArray
 
 
 _NUMBERS = ("logIndex", "transactionIndex")
@@ -161,7 +143,7 @@ class _IrregularError(Exception):
     """The text is not in the regular form; caught by `scan_logs`, never seen by others."""
 
 
-def scan_logs(arrays: Sequence[bytes]) -> LogColumns | None:
+def scan_logs(arrays: Sequence[bytes]) -> Logs | None:
     """Return the columns of these JSON arrays of logs, one per block; None if not in regular form.
 
     Called by `logs.parse_logs` with the arrays that msgspec delimited.
@@ -220,13 +202,13 @@ class _Scan:
         quotes = np.flatnonzero(self.bytes == _QUOTE)
         self.opens, self.closes = quotes[0::2], quotes[1::2]
 
-    def columns(self) -> LogColumns:
+    def columns(self) -> Logs:
         begins = np.flatnonzero(self.bytes[self.opens - 1] == _OPEN)
         self.begins: Positions = begins
         starts = self.opens[begins] - 1
         counts = self._count(starts)
         if not len(begins):
-            return self._empty(counts)
+            return counts, [pa.array([], field.type) for field in _OWN]
         order = _find_order(self.text, int(starts[0]))
         self.topic_counts: Positions = np.diff(begins, append=len(self.opens)) - _STRINGS
         _demand((self.topic_counts >= 0).all() and (self.topic_counts <= TOPICS).all())
@@ -234,15 +216,14 @@ class _Scan:
         self.digits = self._strings(3)
         found = self._read(order, starts)
         self._check_ends(found.pop("end"), starts)
-        return LogColumns(
-            logs_per_block=counts,
-            transaction_hash=self._hex(found["transactionHash"], TOPIC_DIGITS),
-            transaction_index=pa.array(found["transactionIndex"]),
-            log_index=pa.array(found["logIndex"]),
-            address=self._hex(found["address"], ADDRESS_DIGITS),
-            topics=self._topics(found["topics"]),
-            data=self._take(self.digits, found["data"]),
-        )
+        return counts, [
+            self._hex(found["transactionHash"], TOPIC_DIGITS),
+            pa.array(found["transactionIndex"]),
+            pa.array(found["logIndex"]),
+            self._hex(found["address"], ADDRESS_DIGITS),
+            *self._topics(found["topics"]),
+            self._take(self.digits, found["data"]),
+        ]
 
     def _count(self, starts: Positions) -> Positions:
         """Return how many logs each array has; an array without any must be `[]`."""
@@ -398,11 +379,6 @@ class _Scan:
             slots.append(digits)
         return tuple(slots)
 
-    def _empty(self, counts: Positions) -> LogColumns:
-        text, binary, number = pa.array([], pa.string()), pa.array([], pa.binary()), pa.int64()
-        nothing = pa.array([], number)
-        return LogColumns(counts, text, nothing, nothing, text, (binary,) * TOPICS, binary)
-
 
 # --- any other JSON -------------------------------------------------------------------------------
 
@@ -419,7 +395,7 @@ class _Log(msgspec.Struct, gc=False, rename="camel"):
 _decode_logs = msgspec.json.Decoder(list[_Log]).decode
 
 
-def read_logs(arrays: Sequence[bytes], numbers: Sequence[int]) -> LogColumns:
+def read_logs(arrays: Sequence[bytes], numbers: Sequence[int]) -> Logs:
     """Return the columns of these JSON arrays of logs; `numbers` are those of their blocks.
 
     Raises:
@@ -427,21 +403,21 @@ def read_logs(arrays: Sequence[bytes], numbers: Sequence[int]) -> LogColumns:
     """
     blocks = [_read_block(raw, number) for raw, number in zip(arrays, numbers, strict=True)]
     logs = list(chain.from_iterable(blocks))
-    return LogColumns(
-        logs_per_block=np.array([len(block) for block in blocks], np.int64),
-        transaction_hash=pa.array([log.transaction_hash for log in logs], pa.string()),
-        transaction_index=pa.array([log.transaction_index for log in logs], pa.int64()),
-        log_index=pa.array([log.log_index for log in logs], pa.int64()),
-        address=pa.array([log.address for log in logs], pa.string()),
-        topics=tuple(
-            pa.array(
-                [log.topics[slot][2:] if slot < len(log.topics) else None for log in logs],
-                pa.binary(),
-            )
+    columns = [
+        [log.transaction_hash for log in logs],
+        [log.transaction_index for log in logs],
+        [log.log_index for log in logs],
+        [log.address for log in logs],
+        *(
+            [log.topics[slot][2:] if slot < len(log.topics) else None for log in logs]
             for slot in range(TOPICS)
         ),
-        data=pa.array([log.data[2:] for log in logs], pa.binary()),
-    )
+        [log.data[2:] for log in logs],
+    ]
+    counts = np.array([len(block) for block in blocks], np.int64)
+    return counts, [
+        pa.array(column, field.type) for column, field in zip(columns, _OWN, strict=True)
+    ]
 
 
 def _read_block(raw: bytes, number: int) -> list[_Log]:
