@@ -12,7 +12,7 @@ from tests.simulation.lines import Line
 from tests.simulation.process import Call, Interruption, Process
 from tests.simulation.script import Do
 from tests.simulation.situations import Feature
-from tests.simulation.tables import Shape
+from tests.simulation.tables import Shape, difference
 from tests.simulation.upstream import LIMIT_S, Upstream
 
 
@@ -73,8 +73,9 @@ def _intrude(world: Stage, line: Line) -> None:
     held = line.place.stored(line.shape)
     if not any(rows for one in held for rows in one.tables.values()):
         return
-    if any(one.is_paused for each in world.lines for one in each.alive):
-        return  # it would wait for a lock
+    beside = [one for each in world.lines for one in each.alive]
+    if any(one.is_paused or one.actor.is_blocked for one in beside):
+        return  # it would wait for a lock, or one that the network held writes at the same moment
     rival = line.place.rival(line.shape, "rival", lambda: 0.0)
     if rival is None:
         return
@@ -91,9 +92,11 @@ def _intrude(world: Stage, line: Line) -> None:
         world.end(line, other)
     line.met.add(Feature.COLLISION)
     after = line.place.stored(line.shape)  # a process that the network held may have gone on
-    if any(one.tables != was.tables and one.cursor == was.cursor
-           for one, was in zip(after, held, strict=True)):  # fmt: skip
-        raise DisagreementError(f"{other.name} has changed the tables of {line.shape.stream}")
+    for one, was in zip(after, held, strict=True):
+        if one.cursor == was.cursor and (said := difference(one.tables, was.tables)):
+            raise DisagreementError(
+                f"{other.name} has changed the tables of {line.shape.stream}: {said}"
+            )
     world.judge.look(line)
 
 

@@ -96,8 +96,9 @@ class Script:
         more: list[tuple[Do, ...]] = [(Do.FORGET,)] * 3 if theme.has_window else []
         if theme.feature is Feature.REWOUND:
             more += [(Do.RUN, Do.REWIND)] * 3
-        if theme.fault is not None:
-            more += [_OF_FAULTS[theme.fault]] * 3
+        times = 3 if len(theme.faults) == 1 else 2
+        for fault in theme.faults:
+            more += [_OF_FAULTS[fault]] * times
         for several in more:
             at = dice.randrange(len(steps) // 3, len(steps))
             steps[at:at] = [Step(kind, dice.randrange(1 << 32)) for kind in several]

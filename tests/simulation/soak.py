@@ -23,6 +23,7 @@ import faulthandler
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -38,7 +39,7 @@ from rich.console import Console
 
 from tests.simulation.kinds import NAMES, meets, never_met, offers
 from tests.simulation.outcome import Outcome, print_failures, report
-from tests.simulation.places import Engines
+from tests.simulation.places import MEMORY, Engines
 from tests.simulation.script import Script
 from tests.simulation.situations import Fault, Feature, Tally, cell, expected
 from tests.simulation.themes import theme_of
@@ -170,10 +171,7 @@ def seeds_of_rare_cells(first: int, cells: Mapping[str, int]) -> Iterator[int]:
     """
     for least in count(1):
         for seed in range(first, first + MANY):
-            theme = theme_of(seed)
-            if theme.feature is None or theme.fault is None:
-                continue
-            if cells.get(cell(theme.kind, theme.feature, theme.fault), 0) < least:
+            if any(cells.get(one, 0) < least for one in theme_of(seed).cells):
                 yield seed
         first += MANY
 
@@ -278,6 +276,8 @@ def main() -> int:
     parser.add_argument("--go-on", action="store_true", help="add to the figures that it holds")
     parser.add_argument("--rare", action="store_true", help="only worlds about rare cells")
     options = parser.parse_args()
+    if os.access(MEMORY, os.W_OK):
+        tempfile.tempdir = str(MEMORY)  # the servers' files, too
     console = Console()
     if options.seed is not None:
         return replay(options.seed, options.keep, console, free=options.free)

@@ -1,7 +1,9 @@
 """What a world is about: a feature and a fault that shall meet in it, each pair by turns.
 
 Most of what happens in a world is drawn. That meets the common pairs a thousand times, and some
-that a target offers never; so three of four worlds are given a pair, one after the other.
+that a target offers never; so three of four worlds are given a pair, one after the other. From seed
+`EVERY` on each world is about a feature of a target, every one by turns, and about all faults that
+can meet it there: what costs much is met by few worlds.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
-from tests.simulation.kinds import KINDS, NAMES, meets
+from tests.simulation.kinds import KINDS, NAMES, SERVERS, meets, offers
 from tests.simulation.lakes import LAKES
-from tests.simulation.situations import Fault, Feature
+from tests.simulation.situations import Fault, Feature, cell
 
 FREE, REMOTE = 0, 1  # of four blocks of seeds: in which nothing is given, and lakes are on S3
+EVERY = 1_000_001  # the first seed whose world is about all faults
 WINDOWS = 8  # of so many other worlds one has a portal whose window moves
 IN_ONE_PLACE = Feature.TOGETHER
 WINDOW = (Feature.GONE, Feature.GIVEN_UP)
@@ -34,7 +37,14 @@ class Theme:
 
     kind: str
     feature: Feature | None = None
-    fault: Fault | None = None
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def cells(self) -> list[str]:
+        """The cells of the table in docs/guarantees.md that it is about."""
+        if self.feature is None:
+            return []
+        return [cell(self.kind, self.feature, one) for one in self.faults]
 
     @property
     def has_window(self) -> bool:
@@ -49,6 +59,8 @@ def free_theme(seed: int) -> Theme:
 
 def theme_of(seed: int) -> Theme:
     """Return what the world of a seed is about."""
+    if seed >= EVERY:
+        return _theme_of_all(seed - EVERY)
     block, place = divmod(seed, len(KINDS))
     turn = block % 4
     name = KINDS[place]
@@ -62,7 +74,32 @@ def theme_of(seed: int) -> Theme:
         themed = block // 4 if is_remote else block // 4 * 2 + turn - 2
     alike = [at for at, one in enumerate(KINDS) if one == name]
     pairs = _pairs(kind)
-    return Theme(kind, *pairs[(themed * len(alike) + alike.index(place)) % len(pairs)])
+    feature, fault = pairs[(themed * len(alike) + alike.index(place)) % len(pairs)]
+    return Theme(kind, feature, (fault,))
+
+
+def _theme_of_all(number: int) -> Theme:
+    """Return a feature of a target with all faults.
+
+    A portal that is read over a wire gives no faulty answers: one turn has the wire cut, the next
+    the answers spoiled. Servers have a connection of their own.
+    """
+    rows = _rows()
+    turn, at = divmod(number, len(rows))
+    kind, feature = rows[at]
+    left_out = None if kind in SERVERS else (Fault.ANSWER, Fault.CUT)[turn % 2]
+    if left_out is Fault.ANSWER and not meets(kind, feature, Fault.CUT):
+        left_out = None
+    met = (one for one in Fault if one is not left_out and meets(kind, feature, one))
+    return Theme(kind, feature, tuple(met))
+
+
+@cache
+def _rows() -> list[tuple[str, Feature]]:
+    """Return what the product offers, in an order in which no kind of target has a turn alone."""
+    rows = [(kind, one) for kind in NAMES for one in Feature if offers(kind, one)]
+    Random("rows").shuffle(rows)
+    return rows
 
 
 @cache

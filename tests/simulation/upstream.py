@@ -93,9 +93,9 @@ class Upstream:
         """Make what the world is about possible."""
         if theme.feature is not None:
             self.finality_known = theme.feature is not Feature.UNKNOWN_FINALITY
-        if theme.fault is not None:
-            self._over_sockets = theme.fault is Fault.CUT and theme.kind not in SERVERS
-        if theme.fault is Fault.REPLICA:
+        if theme.faults:
+            self._over_sockets = Fault.CUT in theme.faults and theme.kind not in SERVERS
+        if Fault.REPLICA in theme.faults:
             self.portal = PortalSim(
                 self.chain, seed=self.chain.seed, replicas=2, behind=Behind.CONFLICT
             )
