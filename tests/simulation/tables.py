@@ -156,6 +156,8 @@ class Shape:
         if not self.latest:
             return
         rows = data[TRANSFERS].toArrow()
+        if self.plan:  # a join has an order of its own
+            rows = rows.sort_by([("block_number", "ascending"), ("log_index", "ascending")])
         newest = {token: at for at, token in enumerate(rows["address"].to_pylist())}
         if newest:
             rows = rows.take(list(newest.values())).append_column("token", pa.array(list(newest)))
@@ -242,12 +244,11 @@ def expected(
     for block in branch:
         for row in transfers_of(chain, block, tokens):
             receiver, value = row[4:]
-            if shape.plan:
-                if plans.keeps(row[1]):
-                    transfers.append(row + plans.planned_of(row[2], value))
+            if shape.plan and not plans.keeps(row[1]):
                 continue
             ends = ends_of(*row[:2]) if shape.ends else ()
-            transfers.append(row + ends)
+            planned = plans.planned_of(row[2], value) if shape.plan else ()
+            transfers.append(row + planned + ends)
             latest[row[2]] = (row[2], block.number, value, *ends)
             amount, rows = sums.get(receiver, (0, 0))
             sums[receiver] = (amount + int(value), rows + 1)
