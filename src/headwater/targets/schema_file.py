@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from headwater.errors import SchemaFileError
 from headwater.targets.frames import to_arrow
+from headwater.targets.tables import check_types
 
 _ALIASES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -45,6 +46,9 @@ class TableSchema:
     schema: pa.Schema
     key: tuple[str, ...] = ()
     types: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_types(self.types)
 
 
 @dataclass(frozen=True, slots=True)

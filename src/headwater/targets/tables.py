@@ -26,9 +26,9 @@ class TableOptions:
 
 
 class Declared(Protocol):
-    """A table as one target keeps its declaration; `options` are those that the target takes."""
+    """A table as one target keeps its declaration; it takes the options that are its fields."""
 
-    options: ClassVar[tuple[str, ...]]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @classmethod
     def of(cls, name: str, **options: Any) -> Self:
@@ -101,20 +101,30 @@ def table(
         raise InvalidOptionError("a table is append_only or untracked, not both", table=name)
     if engine is not None and engine not in ENGINES:
         raise InvalidOptionError("no such engine", table=name, got=engine, known=ENGINES)
-    for column, kind in (types or {}).items():
+    check_types(types or {})
+    options = {
+        "key": _names(key), "append_only": append_only, "untracked": untracked,
+        "block_column": block_column, "types": types,
+        "indexes": None if indexes is None else tuple(map(_names, indexes)),
+        "order_by": _names(order_by), "partition_by": partition_by, "properties": properties,
+        "engine": engine, "stream_column": stream_column, "live_view": live_view, "evolve": evolve,
+    }  # fmt: skip
+    return TableOptions(name, {name: one for name, one in options.items() if one is not None})
+
+
+def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if columns is None else tuple(columns)
+
+
+def check_types(types: Mapping[str, str]) -> None:
+    """Refuse what cannot be the name of a type in any database: it becomes part of a statement."""
+    for column, kind in types.items():
         if not _TYPE.fullmatch(kind.strip()):
             raise InvalidOptionError(
                 "types= takes names of types, such as numeric(78,0), BIGNUM or UInt256",
                 column=column,
                 got=kind,
             )
-    options = {
-        "key": key, "append_only": append_only, "untracked": untracked,
-        "block_column": block_column, "types": types, "indexes": indexes, "order_by": order_by,
-        "partition_by": partition_by, "properties": properties, "engine": engine,
-        "stream_column": stream_column, "live_view": live_view, "evolve": evolve,
-    }  # fmt: skip
-    return TableOptions(name, {name: one for name, one in options.items() if one is not None})
 
 
 def declare_tables(tables: Iterable[object], own: type[Own]) -> list[Own]:
@@ -135,11 +145,12 @@ def _declare(given: object, own: type[Own]) -> Own:
         given = TableOptions(given, {})
     if not isinstance(given, TableOptions):
         raise InvalidOptionError("a table is a name, or table(name, …)", got=repr(given))
-    unknown = sorted(set(given.given) - set(own.options))
+    known = [name for name in own.__dataclass_fields__ if name in table.__annotations__]
+    unknown = sorted(set(given.given) - set(known))
     if unknown:
         raise InvalidOptionError(
             f"table {given.name} asks for what this target cannot do",
             unknown=", ".join(unknown),
-            known=", ".join(own.options),
+            known=", ".join(known[1:]),
         )
     return own.of(given.name, **given.given)

@@ -357,10 +357,13 @@ def prepare_place(
     fails stays.
     """
     asked = [
-        (parse_name(one.name, sync.database), Table.of(one.name, order_by=one.key,
-                                                         types=one.types), one.schema)
+        (
+            parse_name(one.name, sync.database),
+            Table(one.name, order_by=one.key, types=one.types),
+            one.schema,
+        )
         for one in schema.tables
-    ]  # fmt: skip
+    ]
     statements = CLICKHOUSE.split(schema.sql)
     anywhere = {"database": "default"}
     for place, sql in enumerate(statements, 1):

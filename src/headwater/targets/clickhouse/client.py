@@ -117,7 +117,7 @@ class ClickHouseClient:
     ) -> None:
         """Run a statement for its effect; one that may run twice without harm."""
         sql = compose(sql, **parts) if parts else sql
-        self._send(sql, None, params, settings, attempts=self.attempts, kill=True)
+        self._send(sql, params, settings, kill=True)
 
     def rows(
         self,
@@ -133,9 +133,7 @@ class ClickHouseClient:
         """
         sql = compose(sql, **parts) if parts else sql
         wanted = {"output_format_json_quote_64bit_integers": "0", **(settings or {})}
-        body = self._send(
-            f"{sql} FORMAT JSON", None, params, wanted, attempts=self.attempts, kill=False
-        )
+        body = self._send(f"{sql} FORMAT JSON", params, wanted)
         try:
             found: list[dict[str, Any]] = json.loads(body)["data"]
         except (ValueError, KeyError) as error:
@@ -144,8 +142,7 @@ class ClickHouseClient:
 
     def text(self, sql: str) -> str:
         """Return the answer to a statement that allows no FORMAT: values between tabs."""
-        body = self._send(sql, None, None, {}, attempts=self.attempts, kill=False)
-        return bytes(body).decode()
+        return self._send(sql).decode()
 
     def query(
         self, sql: str, params: Mapping[str, object] | None = None, **parts: Part
@@ -156,14 +153,8 @@ class ClickHouseClient:
         bytes.
         """
         sql = (compose(sql, **parts) if parts else sql).rstrip().rstrip(";")
-        body = self._send(
-            f"{sql} FORMAT ArrowStream",
-            None,
-            params,
-            {"output_format_arrow_string_as_string": "0"},
-            attempts=self.attempts,
-            kill=False,
-        )
+        wanted = {"output_format_arrow_string_as_string": "0"}
+        body = self._send(f"{sql} FORMAT ArrowStream", params, wanted)
         if not body:  # no rows come with their schema
             raise self._lost("the answer is not whole")
         found = _with_texts(pa.ipc.open_stream(body).read_all())
@@ -203,14 +194,8 @@ class ClickHouseClient:
             settings |= every_row()
         else:
             settings |= {"insert_deduplicate": "1", "insert_deduplication_token": token}
-        self._send(
-            f"INSERT INTO {target} FORMAT ArrowStream",
-            body,
-            None,
-            settings,
-            attempts=self.attempts if token is not None else 1,
-            kill=True,
-        )
+        sql = f"INSERT INTO {target} FORMAT ArrowStream"
+        self._send(sql, None, settings, body, kill=True, once=token is None)
 
     def existing(self, database: str, names: Collection[str]) -> set[str]:
         """Return which of some tables there are; their database may be missing, too."""
@@ -241,7 +226,7 @@ class ClickHouseClient:
 
         One whose rows are still being sent ends when the server's `http_receive_timeout` is over.
         """
-        self._send(_kill(which), None, None, _ANYWHERE, attempts=self.attempts, kill=False)
+        self._send(_kill(which), None, _ANYWHERE)
 
     def _stream(self, frame: pa.Table) -> pa.Buffer:
         sink = pa.BufferOutputStream()
@@ -255,19 +240,21 @@ class ClickHouseClient:
     def _send(
         self,
         sql: str,
-        body: pa.Buffer | None,
-        params: Mapping[str, object] | None,
-        settings: Mapping[str, str] | None,
+        params: Mapping[str, object] | None = None,
+        settings: Mapping[str, str] | None = None,
+        body: pa.Buffer | None = None,
         *,
-        attempts: int | None,
-        kill: bool,
+        kill: bool = False,
+        once: bool = False,
     ) -> bytes:
+        """Send a statement until it is answered; `kill` the first try, or send it `once` alone."""
         if self.on_statement is not None:
             self.on_statement(sql)
         query_id = self.prefix + secrets.token_hex(8)
         fields = _DEFAULTS | self._settings | dict(settings or {}) | {"query_id": query_id}
         fields |= {f"param_{name}": _escape(value) for name, value in (params or {}).items()}
         fields.setdefault("database", self.database)
+        attempts = 1 if once else self.attempts
         first = attempts is None and not self._reached
         patience = Patience(_FIRST_ATTEMPTS if first else attempts, self.wait_s, self.wait)
         while True:

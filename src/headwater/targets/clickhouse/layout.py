@@ -197,9 +197,7 @@ def _marks(kind: str, definition: str) -> tuple[Family, str, str, str]:
     match = re.match(r"\w+\(([^()]*)\)", definition)
     given = [one.strip().strip("`") for one in match[1].split(",")] if match else []
     names = [one for one in given if one and not one.startswith("'")]
-    if kind == "Collapsing":
-        return Family.COLLAPSING, names[0], "", ""
-    if kind == "VersionedCollapsing":
+    if kind in ("Collapsing", "VersionedCollapsing"):
         return Family.COLLAPSING, names[0], "", ""
     if kind == "Replacing" and len(names) == 2:
         return Family.REPLACING, "", names[0], names[1]

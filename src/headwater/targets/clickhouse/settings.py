@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from headwater.errors import ClickHouseMaxRowsError, InvalidOptionError
 from headwater.targets.tables import BLOCK_COLUMN, ENGINES
-
-_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9]*(\([A-Za-z0-9_ ,()'/+=-]*\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +22,10 @@ class Table:
     block_column: str = BLOCK_COLUMN
     stream_column: str | None = None
     live_view: bool = True
-    options: ClassVar[tuple[str, ...]] = (
-        *("order_by", "partition_by", "types", "engine"),
-        *("block_column", "stream_column", "live_view"),
-    )
 
     @classmethod
     def of(cls, name: str, **options: Any) -> Self:
         """Return what `table` declares."""
-        for column, kind in options.get("types", {}).items():
-            if not _TYPE.fullmatch(kind):
-                raise InvalidOptionError("not the name of a type", column=column, got=kind)
-        options["order_by"] = tuple(options.get("order_by", ()))
         return cls(name, **options)
 
 

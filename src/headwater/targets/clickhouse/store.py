@@ -6,7 +6,9 @@ batch inserts counts once its cursor is stored; until then a restart removes it.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +41,7 @@ from headwater.targets.values import Altered, Tally
 Params = Mapping[str, object]
 
 
+@dataclass(slots=True)
 class Inserts:
     """Numbers inserts: gives each a token that is never used twice.
 
@@ -46,26 +49,17 @@ class Inserts:
     because the server would drop rows that come again under a token that it knows.
     """
 
-    def __init__(
-        self,
-        client: ClickHouseClient,
-        attempts: Attempts,
-        lease: Lease,
-        piece_rows: int,
-        altered: Altered | None = None,
-    ) -> None:
-        self.client = client
-        self.attempts = attempts
-        self.lease = lease
-        self.stream_id = lease.stream_id
-        self.piece_rows = piece_rows
-        self.altered = Altered() if altered is None else altered
-        self._generation = ""
-        self._count = 0
+    client: ClickHouseClient
+    attempts: Attempts
+    lease: Lease
+    piece_rows: int
+    altered: Altered
+    generation: str = ""
+    count: int = 0
 
-    def begin(self, generation: str) -> None:
+    def begin(self) -> None:
         """Use tokens of a new generation from here on."""
-        self._generation, self._count = generation, 0
+        self.generation, self.count = secrets.token_hex(8), 0
 
     def writer(self, transfer: Transfer, token: str) -> Writer:
         """Return what tasks insert with."""
@@ -74,8 +68,8 @@ class Inserts:
 
     def token(self) -> str:
         """Return a token that was never used before."""
-        self._count += 1
-        return f"{self.stream_id}/{self._generation}/{self._count}"
+        self.count += 1
+        return f"{self.lease.stream_id}/{self.generation}/{self.count}"
 
 
 class Store:

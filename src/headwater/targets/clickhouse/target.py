@@ -8,7 +8,6 @@ cursor, and every start removes these before anything is read.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -340,7 +339,7 @@ class ClickHouseTarget(DatabaseTarget):
         if state.cursor is not None:
             self._config.adopt()
             self._catalog.adopt_side_rows()
-        self._inserts.begin(secrets.token_hex(8))
+        self._inserts.begin()
         if self._callbacks.on_start is not None and not self._is_started:
             self._callbacks.on_start(self._store())
         self._is_started = True
@@ -415,7 +414,7 @@ class ClickHouseTarget(DatabaseTarget):
         hook: bool = True,
     ) -> None:
         """Remove every row above the cursor, and begin a new generation of tokens."""
-        self._inserts.begin(secrets.token_hex(8))
+        self._inserts.begin()
         number, hook = state.number, hook and state.cursor is not None
         if hook and self._callbacks.before_rollback is not None:
             self._callbacks.before_rollback(self._store(), state.cursor)

@@ -189,20 +189,17 @@ def _as_bytes(values: Any, width: int) -> Any:
 
 def _from_hex(texts: Any, width: int) -> Any:
     """Turn `0x…` texts of one length into bytes, all at once."""
-    known = texts.drop_null().cast(pa.large_binary())
+    known = pc.fill_null(texts, "0x" + "00" * width).cast(pa.large_binary())
     size = 2 * width + 2
-    start = known.offset
-    begins = np.frombuffer(known.buffers()[1], np.int64)[start]
+    begins = np.frombuffer(known.buffers()[1], np.int64)[known.offset]
     raw = np.frombuffer(known.buffers()[2] or b"", np.uint8)[begins : begins + len(known) * size]
-    rows = raw.reshape(-1, size)
-    digits = np.ascontiguousarray(rows[:, 2:]).reshape(-1)
+    digits = np.ascontiguousarray(raw.reshape(-1, size)[:, 2:]).reshape(-1)
     digits[(digits >= ord("A")) & (digits <= ord("F"))] |= 0x20
-    values = bytes_of(digits).tobytes()
-    made = pa.Array.from_buffers(pa.binary(width), len(known), [None, pa.py_buffer(values)])
+    values = pa.py_buffer(bytes_of(digits).tobytes())
+    made = pa.Array.from_buffers(pa.binary(width), len(known), [None, values])
     if not texts.null_count:
         return made
-    places = np.cumsum(np.asarray(texts.is_valid())) - 1
-    return made.take(pa.array(places, mask=np.asarray(texts.is_null())))
+    return put(made, pc.is_null(texts), pa.nulls(texts.null_count, pa.binary(width)))
 
 
 def _fit_times(column: Any, name: str, kind: str, wanted: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from headwater.changes.declaration import TableSchema
 from headwater.errors import InvalidOptionError, LakeSchemaError
@@ -49,16 +49,12 @@ class Table:
     evolve: bool = False
     properties: Mapping[str, str] = field(default_factory=dict)
     schema: TableSchema | None = None  # of one that `tx.apply` writes
-    options: ClassVar[tuple[str, ...]] = (
-        *("key", "partition_by", "order_by", "evolve", "properties"),
-    )
 
     @classmethod
     def of(cls, name: str, **options: Any) -> Self:
         """Return what `table` declares."""
         texts = _PIECES.split(options.get("partition_by", ""))
         options["partition_by"] = tuple(_partition(one) for one in texts if one.strip())
-        options |= {one: tuple(options.get(one, ())) for one in ("key", "order_by")}
         return cls(name, **options)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from headwater.errors import InvalidOptionError
 from headwater.targets.tables import BLOCK_COLUMN
@@ -31,9 +31,6 @@ class Table:
     types: Mapping[str, str] = field(default_factory=dict)
     indexes: tuple[tuple[str, ...], ...] = ()
     change_log: str | None = None
-    options: ClassVar[tuple[str, ...]] = (
-        *("key", "append_only", "untracked", "block_column", "types", "indexes"),
-    )
 
     @classmethod
     def of(cls, name: str, **options: Any) -> Self:
@@ -41,8 +38,6 @@ class Table:
         for column, kind in options.get("types", {}).items():
             if not _TYPE.fullmatch(kind.strip()):
                 raise InvalidOptionError("not the name of a type", column=column, got=kind)
-        options["key"] = tuple(options.get("key", ()))
-        options["indexes"] = tuple(tuple(one) for one in options.get("indexes", ()))
         return cls(QualifiedName.parse(name), **options)
 
 
