@@ -14,7 +14,7 @@ from headwater.core.rooms import Policy
 from headwater.errors import ClickHouseRowsError, ClickHouseTableError
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.targets.clickhouse.transfer import Piece, Transfer, pieces_of
-from headwater.targets.values import Fitting
+from headwater.targets.values import Fitting, Tally
 from tests.targets.clickhouse_places import database
 
 TYPES = {"block_number": "Int64", "n": "Int64", "sender": "Nullable(FixedString(2))"}
@@ -33,7 +33,7 @@ def rows(*numbers: int, sender: str | None = "0xabcd") -> pa.Table:
 
 
 def sealed(*steps: pa.Table) -> list[int]:
-    piece = Piece(TRANSFER, None)
+    piece = Piece(TRANSFER, None, Tally())
     for one in steps:
         piece.add(one)
     found: list[int] = pa.ipc.open_stream(piece.seal()).read_all()["n"].to_pylist()
@@ -59,7 +59,7 @@ def test_pieces_end_after_the_same_rows_however_they_come(sizes: list[int], limi
     batches = [one for a, b in pairwise(ends) for one in whole.slice(a, b - a).to_batches()]
     found = [
         pa.ipc.open_stream(body).read_all()["n"].to_pylist()
-        for body, _ in pieces_of(batches, TRANSFER, limit, "zstd")
+        for body, _ in pieces_of(batches, TRANSFER, limit, "zstd", Tally())
     ]
     assert found == [list(range(total))[at : at + limit] for at in range(0, total, limit)]
 
@@ -67,7 +67,7 @@ def test_pieces_end_after_the_same_rows_however_they_come(sizes: list[int], limi
 def test_the_memory_of_rows_that_were_added_is_let_go() -> None:
     """Also that of their keys, which are parts of a larger buffer as they come from Spark."""
     types = {"block_number": "Int64", "n": "Int64", "note": "String"}
-    piece = Piece(replace(TRANSFER, types=types), "zstd")
+    piece = Piece(replace(TRANSFER, types=types), "zstd", Tally())
     before, size = pa.total_allocated_bytes(), 0
     for at in range(4):
         notes = pa.array([200 * "x"] * 20_000)
@@ -90,7 +90,7 @@ def test_the_server_reads_what_a_piece_is_sent_as(compression: str | None) -> No
         "CREATE TABLE t (block_number Int64, n Int64, sender Nullable(FixedString(2))) "
         "ENGINE = MergeTree ORDER BY n"
     )
-    piece = Piece(TRANSFER, compression)
+    piece = Piece(TRANSFER, compression, Tally())
     for at, sender in enumerate([None, "0xabcd", "xy"]):
         piece.add(rows(at, sender=sender))
     client.insert_body(TRANSFER.target("1"), piece.seal(), None)

@@ -42,30 +42,19 @@ if TYPE_CHECKING:
     from headwater.targets.sql.history import HistoryTarget, history_target
 
 _EXTRAS = {
-    "ClickHouseSettings": "clickhouse",
-    "ClickHouseTarget": "clickhouse",
-    "DeltaSettings": "delta",
-    "DeltaTarget": "delta",
-    "DuckDBSettings": "duckdb",
-    "DuckDBTarget": "duckdb",
-    "HistoryTarget": "sql.history",
-    "IcebergSettings": "iceberg",
-    "IcebergTarget": "iceberg",
-    "ParquetSettings": "parquet",
-    "ParquetTarget": "parquet",
-    "PostgresSettings": "postgres",
-    "PostgresTarget": "postgres",
-    "Rollover": "parquet",
-    "SparkTableTarget": "spark_table",
-    "clickhouse_target": "clickhouse",
-    "delta_target": "delta",
-    "duckdb_target": "duckdb",
-    "history_target": "sql.history",
-    "iceberg_target": "iceberg",
-    "lake_moment": "lake.admin",
-    "parquet_target": "parquet",
-    "postgres_target": "postgres",
-    "spark_table_target": "spark_table",
+    name: extra
+    for extra, names in {
+        "clickhouse": ("ClickHouseSettings", "ClickHouseTarget", "clickhouse_target"),
+        "delta": ("DeltaSettings", "DeltaTarget", "delta_target"),
+        "duckdb": ("DuckDBSettings", "DuckDBTarget", "duckdb_target"),
+        "iceberg": ("IcebergSettings", "IcebergTarget", "iceberg_target"),
+        "lake.admin": ("lake_moment",),
+        "parquet": ("ParquetSettings", "ParquetTarget", "Rollover", "parquet_target"),
+        "postgres": ("PostgresSettings", "PostgresTarget", "postgres_target"),
+        "spark_table": ("SparkTableTarget", "spark_table_target"),
+        "sql.history": ("HistoryTarget", "history_target"),
+    }.items()
+    for name in names
 }
 
 __all__ = [

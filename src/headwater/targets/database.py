@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -19,7 +19,7 @@ from headwater.core.callbacks import Callback
 from headwater.core.rooms import Policy
 from headwater.errors import InvalidOptionError
 from headwater.runtime import ALONE, Runtime, Wait
-from headwater.targets.contract import Capabilities, Delivery, SideTable, StoredConfig
+from headwater.targets.contract import Capabilities, Delivery, KeepsConfig, KeepsSideTables
 from headwater.targets.sql.side_tables import StoredSideTables
 from headwater.targets.values import Altered
 
@@ -62,7 +62,7 @@ class Callbacks:
         )
 
 
-class DatabaseTarget(ABC):
+class DatabaseTarget(KeepsSideTables, KeepsConfig, ABC):
     """A target that keeps its state in the database it writes.
 
     All calls come from one thread; it may be opened again after `close`. `on_statement` is called
@@ -125,20 +125,6 @@ class DatabaseTarget(ABC):
             self.on_statement(sql)
 
     # --- what each database does in its own way ---------------------------------------------------
-
-    @abstractmethod
-    def open_side_tables(self, tables: Sequence[SideTable]) -> None:
-        """Open the database, and create the side tables that are missing."""
-
-    @abstractmethod
-    def settle_side_rows(
-        self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
-    ) -> None:
-        """Remove this stream's rows up to a key, then add those that moved."""
-
-    @abstractmethod
-    def stored_config(self) -> StoredConfig:
-        """Return where the text of this stream's configuration is kept."""
 
     @property
     @abstractmethod

@@ -21,10 +21,10 @@ from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.transfer import (
     Attempts,
-    Piece,
     Transfer,
     Writer,
     insert_distributed,
+    pieces_of,
     plan_transfer,
 )
 from headwater.targets.clickhouse.undo import Undo
@@ -99,23 +99,19 @@ class Store:
         layout = self._catalog.prepare(name, schema)
         version = self._catalog.next_version(layout)
         scope = self._scope if self._catalog.is_managed(name) else None
-        altered, stream_id = self._inserts.altered, self._inserts.lease.id_in(name)
+        inserts, altered = self._inserts, self._inserts.altered
+        stream_id = inserts.lease.id_in(name)
         transfer = plan_transfer(schema, layout, stream_id, scope, version, altered.policy)
-        token = self._inserts.token()
+        token, limit = inserts.token(), inserts.piece_rows
         if far is not None and layout.deduplicates:
-            writer = self._inserts.writer(transfer, token)
-            altered.note(str(name), insert_distributed(far, writer))
+            altered.note(str(name), insert_distributed(far, inserts.writer(transfer, token)))
             return
-        tally = Tally()
-        start, step = 0, self._inserts.piece_rows
-        target = transfer.target(self._inserts.lease.condition)
-        for rows in bounded_tables(frame, step):
-            for first in range(0, rows.num_rows, step):
-                piece = Piece(transfer, self._client.compression, tally)
-                piece.add(rows.slice(first, step))
-                known = f"{token}/{start + first}" if layout.deduplicates else None
-                self._client.insert_body(target, piece.seal(), known)
-            start += rows.num_rows
+        tally, target = Tally(), transfer.target(inserts.lease.condition)
+        batches = (batch for rows in bounded_tables(frame, limit) for batch in rows.to_batches())
+        pieces = pieces_of(batches, transfer, limit, self._client.compression, tally)
+        for place, (body, _) in enumerate(pieces):
+            known = f"{token}/{place}" if layout.deduplicates else None
+            self._client.insert_body(target, body, known)
         altered.note(str(name), tally)
 
     def declare(self, table: Table) -> None:

@@ -146,8 +146,7 @@ class ClickHouseTarget(DatabaseTarget):
             StateMissingError: there is no state, but the stream has committed before.
             ClickHouseWriterError: another writer has begun meanwhile.
         """
-        if not self._is_open:
-            self._open()
+        self._open()
         self._dirty = True
         self._lease.begin(self._is_known)
         return self._load()
@@ -207,8 +206,7 @@ class ClickHouseTarget(DatabaseTarget):
 
     def open_side_tables(self, tables: Sequence[SideTable]) -> None:
         """Create the side tables that are missing."""
-        if not self._is_open:
-            self._open()
+        self._open()
         self._own_rows.create(tables)
 
     def settle_side_rows(
@@ -219,8 +217,7 @@ class ClickHouseTarget(DatabaseTarget):
 
     def stored_config(self) -> LeasedConfig:
         """Return where the definition of this stream is kept."""
-        if not self._is_open:
-            self._open()
+        self._open()
         return self._config
 
     # --- blocks that the stream has passed --------------------------------------------------------
@@ -354,7 +351,9 @@ class ClickHouseTarget(DatabaseTarget):
         return self._catalog.knows_something() or self._config.read() is not None
 
     def _open(self) -> None:
-        """Create what is missing."""
+        """Open the server, once, and create what is missing."""
+        if self._is_open:
+            return
         settings = self._settings
         self._client = client = self._client.copy(self.pause, self._announce)
         sync = self._sync_name
@@ -456,8 +455,7 @@ class ClickHouseTarget(DatabaseTarget):
         return self._own_rows
 
     def _look(self, work: Callable[[], Found]) -> Found:
-        if not self._is_open:
-            self._open()
+        self._open()
         return work()
 
 

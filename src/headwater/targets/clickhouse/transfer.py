@@ -148,11 +148,9 @@ def plan_transfer(
 class Piece:
     """Takes rows until it is sealed; then its body can be sent any number of times."""
 
-    def __init__(
-        self, transfer: Transfer, compression: str | None, tally: Tally | None = None
-    ) -> None:
+    def __init__(self, transfer: Transfer, compression: str | None, tally: Tally) -> None:
         self.rows = 0
-        self._tally = Tally() if tally is None else tally
+        self._tally = tally
         self.size = 0
         self._transfer = transfer
         self._options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
@@ -192,7 +190,7 @@ def pieces_of(
     transfer: Transfer,
     limit: int,
     compression: str | None,
-    tally: Tally | None = None,
+    tally: Tally,
 ) -> Iterator[tuple[pa.Buffer, int]]:
     """Cut the rows of a partition into bodies and their rows; always after the same rows."""
     piece = Piece(transfer, compression, tally)
