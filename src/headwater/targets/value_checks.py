@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from headwater.targets.value_texts import (
     scaled,
     some,
     text_check,
+    without_null,
     zeros,
 )
 
@@ -32,18 +33,11 @@ def check_of(kind: pa.DataType, room: Room) -> Check | None:
     """Return how values of an Arrow type are checked; None if the column can hold all of them."""
     types = pa.types
     if types.is_dictionary(kind):
-        plain = check_of(kind.value_type, room)
-        return plain and Check(
-            lambda v: plain.wrong(v.dictionary_decode()),
-            lambda v: plain.mend(v.dictionary_decode()),
-        )
+        return _read_as(check_of(kind.value_type, room), lambda v: v.dictionary_decode())
     if kind == pa.string():
         return text_check(room)
     if kind in (pa.large_string(), pa.string_view()):
-        check, text = text_check(room), pa.string()
-        return check and Check(
-            lambda v: check.wrong(v.cast(text)), lambda v: check.mend(v.cast(text))
-        )
+        return _read_as(text_check(room), lambda v: v.cast(pa.string()))
     if types.is_binary(kind) or types.is_large_binary(kind):
         return bytes_check(room)
     if types.is_integer(kind):
@@ -60,6 +54,11 @@ def check_of(kind: pa.DataType, room: Room) -> Check | None:
     if types.is_nested(kind):
         return _nested_check(kind, room)
     return None
+
+
+def _read_as(check: Check | None, convert: Callable[[pa.Array], pa.Array]) -> Check | None:
+    """Return a check of values that are converted first."""
+    return check and Check(lambda v: check.wrong(convert(v)), lambda v: check.mend(convert(v)))
 
 
 # --- numbers, dates and times ---------------------------------------------------------------------
@@ -170,15 +169,11 @@ def _nested_check(kind: pa.DataType, room: Room) -> Check | None:
     if not room.required:
         return inside
 
-    def wrong(values: pa.Array) -> pa.Array | None:
-        marks = None if inside is None else inside.wrong(values)
-        return either(marks, pc.is_null(values)) if values.null_count else marks
-
     def mend(values: pa.Array) -> pa.Array:
         values = _without_nulls(values)  # their parts are null then, which may have no place either
         return _mended(values, inside) if inside else values
 
-    return Check(wrong, mend)
+    return without_null(inside, mend)
 
 
 def _without_nulls(values: pa.Array) -> pa.Array:
@@ -214,12 +209,12 @@ def _item_check(kind: pa.DataType, room: Room) -> Check | None:
     if not room.required or (check is None and room.inner is not None):
         return check
 
-    def wrong(values: pa.Array) -> pa.Array | None:
-        marks = None if check is None else check.wrong(values)
-        nulls = values.null_count and room.inner is None  # parts of structures may be null
-        return either(marks, pc.is_null(values)) if nulls else marks
+    def mend(values: pa.Array) -> pa.Array:
+        return zeros(check.mend(values) if check else values, room)
 
-    return Check(wrong, lambda values: zeros(check.mend(values) if check else values, room))
+    if check is not None and room.inner is not None:  # parts of structures may be null
+        return Check(check.wrong, mend)
+    return without_null(check, mend)
 
 
 def _wrong_fields(values: pa.Array, checks: Sequence[Check | None]) -> pa.Array | None:

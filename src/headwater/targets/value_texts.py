@@ -71,6 +71,16 @@ def either(marks: Any, more: Any) -> Any:
     return more if marks is None else pc.or_(marks, more)
 
 
+def without_null(check: Check | None, mend: Callable[[pa.Array], pa.Array]) -> Check:
+    """Return a check that finds nulls, too."""
+
+    def wrong(values: pa.Array) -> pa.Array | None:
+        marks = None if check is None else check.wrong(values)
+        return either(marks, pc.is_null(values)) if values.null_count else marks
+
+    return Check(wrong, mend)
+
+
 # --- text -----------------------------------------------------------------------------------------
 
 
@@ -80,11 +90,7 @@ def text_check(room: Room) -> Check | None:
     if not room.fills or room.form in (Form.TEXT, Form.ANY) or check is None:
         return check
 
-    def wrong(values: pa.Array) -> pa.Array | None:
-        marks = check.wrong(values)
-        return either(marks, pc.is_null(values)) if values.null_count else marks
-
-    return Check(wrong, check.mend)
+    return without_null(check, check.mend)
 
 
 def _form_check(room: Room) -> Check | None:

@@ -43,16 +43,15 @@ from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.layout import (
     Family,
     Layout,
+    Table,
     create_table,
     create_view,
     read_layout,
     readers_of,
 )
-from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.settings import ClickHouseSettings, Table
 from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables
 from headwater.targets.clickhouse.sql import DELETED, TableName, compose, parse_name
-from headwater.targets.clickhouse.sync_table import SyncTable
+from headwater.targets.clickhouse.state import ClickHouseSettings, Lease, SyncTable
 from headwater.targets.clickhouse.target import ClickHouseTarget
 from headwater.targets.clickhouse.transfer import Attempts
 from headwater.targets.clickhouse.undo import Undo

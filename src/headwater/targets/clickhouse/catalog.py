@@ -21,6 +21,7 @@ from headwater.errors import (
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row, ignoring_refusal
 from headwater.targets.clickhouse.layout import (
     Layout,
+    Table,
     add_columns,
     create_index,
     create_table,
@@ -32,9 +33,8 @@ from headwater.targets.clickhouse.layout import (
     readers_of,
     renew_view,
 )
-from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.sql import DELETED, TableName, parse_name
+from headwater.targets.clickhouse.state import Lease
 from headwater.targets.side_rows import PREFIX, STREAM
 
 logger = logging.getLogger("headwater.targets.clickhouse")

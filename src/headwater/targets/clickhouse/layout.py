@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -18,10 +19,9 @@ from headwater.errors import (
     DistributedTableError,
 )
 from headwater.targets.clickhouse.client import ClickHouseClient, ignoring_refusal
-from headwater.targets.clickhouse.settings import Table
 from headwater.targets.clickhouse.sql import TableName, columns, compose, quote
 from headwater.targets.clickhouse.types import bare, new_column_type, nullable
-from headwater.targets.tables import BLOCK_COLUMN
+from headwater.targets.tables import BLOCK_COLUMN, ENGINES
 from headwater.targets.text import Fragment
 
 _ENGINE = re.compile(r"(?:Shared)?(?:Replicated)?(\w*?)MergeTree")
@@ -55,6 +55,25 @@ class Family(Enum):
     COLLAPSING = "collapsing"
     REPLACING = "replacing"
     OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table that a stream writes."""
+
+    name: str
+    order_by: tuple[str, ...] = ()
+    partition_by: str | None = None
+    types: Mapping[str, str] = field(default_factory=dict)
+    engine: str = ENGINES[0]
+    block_column: str = BLOCK_COLUMN
+    stream_column: str | None = None
+    live_view: bool = True
+
+    @classmethod
+    def of(cls, name: str, **options: Any) -> Self:
+        """Return what `table` declares."""
+        return cls(name, **options)
 
 
 @dataclass(frozen=True, slots=True)

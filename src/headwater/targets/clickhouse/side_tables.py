@@ -21,10 +21,9 @@ import pyarrow.compute as pc
 from headwater.targets import text
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.layout import create_table
-from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.settings import Table
+from headwater.targets.clickhouse.layout import Table, create_table
 from headwater.targets.clickhouse.sql import DELETED, TableName, into
+from headwater.targets.clickhouse.state import Lease
 from headwater.targets.clickhouse.store import Store
 from headwater.targets.contract import SideTable
 from headwater.targets.side_rows import (

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from headwater.changes import TableSchema
 from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.settings import Table
+from headwater.targets.clickhouse.layout import Table
+from headwater.targets.clickhouse.state import Lease
 from headwater.targets.clickhouse.transfer import (
     Attempts,
     Transfer,

@@ -29,12 +29,11 @@ from headwater.errors import (
 )
 from headwater.targets.clickhouse.catalog import LISTED, Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
-from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.settings import ClickHouseSettings, Table
+from headwater.targets.clickhouse.layout import Table
 from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables
 from headwater.targets.clickhouse.sql import TableName
+from headwater.targets.clickhouse.state import ClickHouseSettings, Lease, SyncTable
 from headwater.targets.clickhouse.store import Inserts, Params, Store
-from headwater.targets.clickhouse.sync_table import SyncTable
 from headwater.targets.clickhouse.transfer import Attempts, TryAgain
 from headwater.targets.clickhouse.undo import Undo
 from headwater.targets.contract import Capabilities, Delivery, Scope, SideTable

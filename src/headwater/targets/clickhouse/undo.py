@@ -9,8 +9,8 @@ from typing import Any
 from headwater.errors import ClickHouseServerError
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
 from headwater.targets.clickhouse.layout import Family, Layout
-from headwater.targets.clickhouse.lease import Lease
 from headwater.targets.clickhouse.sql import DELETED, columns, compose
+from headwater.targets.clickhouse.state import Lease
 from headwater.targets.clickhouse.versioned import Versioned, is_log
 from headwater.targets.text import Fragment
 

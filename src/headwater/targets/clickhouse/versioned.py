@@ -32,10 +32,9 @@ from headwater.errors import (
     RewindError,
 )
 from headwater.targets.clickhouse.client import ClickHouseClient, every_row
-from headwater.targets.clickhouse.layout import Family, Layout, read_layout
-from headwater.targets.clickhouse.lease import Lease
-from headwater.targets.clickhouse.settings import Table
+from headwater.targets.clickhouse.layout import Family, Layout, Table, read_layout
 from headwater.targets.clickhouse.sql import TableName, columns, compose, quote
+from headwater.targets.clickhouse.state import Lease
 from headwater.targets.clickhouse.types import bare
 from headwater.targets.text import Fragment
 
