@@ -78,7 +78,6 @@ _SYSTEM = ("system", "information_schema", "INFORMATION_SCHEMA")
 class _Held:
     """A stream whose earlier writers have been told to stop."""
 
-    client: ClickHouseClient
     lease: Lease
     sync: SyncTable
     layouts: list[Layout]
@@ -86,7 +85,7 @@ class _Held:
     @property
     def undo(self) -> Undo:
         """What takes the stream's rows back."""
-        return Undo(self.client, self.lease)
+        return Undo(self.lease)
 
     def remove_above(self, number: int) -> None:
         """Remove the stream's rows above a block, its own side rows too."""
@@ -95,7 +94,11 @@ class _Held:
 
     def empty(self, layout: Layout) -> None:
         """Remove all rows of the stream; at once where all are its own and no view follows."""
-        if readers_of(self.client, layout) or layout.stream_column is not None or is_log(layout):
+        if (
+            readers_of(self.lease.client, layout)
+            or layout.stream_column is not None
+            or is_log(layout)
+        ):
             self.undo.above(layout, -1)
             return
         self.lease.run(
@@ -157,14 +160,13 @@ class ClickHouseAdmin(Admin):
         """Forget a stream, then remove its rows, unless they are kept."""
         check_reset(find_stream(self.streams(), stream_id).state, force=force)
         with self._taken_over(stream_id) as held:
-            client = held.client
             check_reset(held.sync.load(), force=force)
             if keep_data:  # first, or else a start would remove them
                 self._forget_tables(held, "NOT startsWith(name, {prefix:String})")
             held.lease.renew(is_new=True)  # a start may find no state from here on
             held.sync.replace(PipeState())
-            LeasedConfig(client, self._sync.database, held.lease).remove()
-            self._side_tables(client, held.lease).forget()
+            LeasedConfig(held.lease).remove()
+            SideTables(Catalog(held.lease), held.lease).forget()
             for layout in held.layouts:
                 if not keep_data or layout.name.name.startswith(PREFIX):
                     held.empty(layout)
@@ -219,8 +221,7 @@ class ClickHouseAdmin(Admin):
         if change_log:
             raise InvalidOptionError("ClickHouse has no change log: it is for PostgreSQL, DuckDB")
         with self._connected() as client:
-            side = self._side_tables(client, self._lease(client, ""))
-            return prepare_place(client, self._sync, side, schema, side_tables)
+            return prepare_place(self._lease(client, ""), schema, side_tables)
 
     # --- one stream -------------------------------------------------------------------------------
 
@@ -243,8 +244,8 @@ class ClickHouseAdmin(Admin):
             lease = self._lease(client, stream_id)
             lease.create()
             lease.begin(lambda: True)
-            sync = SyncTable(client, self._sync, lease, self._settings.max_rows)
-            yield _Held(client, lease, sync, layouts)
+            sync = SyncTable(lease, self._settings.max_rows)
+            yield _Held(lease, sync, layouts)
 
     def _make_sure(self, stream_id: str, stored: bool) -> None:
         if not stored:
@@ -258,19 +259,16 @@ class ClickHouseAdmin(Admin):
         if not client.has(self._sync):
             return PipeState()
         lease = self._lease(client, stream_id)
-        return SyncTable(client, self._sync, lease, self._settings.max_rows).load()
+        return SyncTable(lease, self._settings.max_rows).load()
 
     def _lease(self, client: ClickHouseClient, stream_id: str) -> Lease:
-        return Lease(client, self._sync.suffixed("__epochs"), self._sync, stream_id)
+        return Lease(client, self._sync, stream_id)
 
     @contextmanager
     def _side(self, stream_id: str) -> Iterator[SideTables]:
         with self._connected() as client:
-            yield self._side_tables(client, self._lease(client, stream_id))
-
-    def _side_tables(self, client: ClickHouseClient, lease: Lease) -> SideTables:
-        catalog = Catalog(client, lease, self._registry, (), automatic=False, managed=True)
-        return SideTables(client, catalog, self._sync.suffixed("__settlements"), lease)
+            lease = self._lease(client, stream_id)
+            yield SideTables(Catalog(lease), lease)
 
     # --- its tables -------------------------------------------------------------------------------
 
@@ -320,7 +318,7 @@ class ClickHouseAdmin(Admin):
         return tuple(found)
 
     def _forget_tables(self, held: _Held, which: str = "1") -> None:
-        if held.client.has(self._registry):
+        if held.lease.client.has(self._registry):
             held.lease.run(
                 "DELETE FROM <all> WHERE id IN {ids:Array(String)} AND <which> AND <condition>",
                 {"ids": [held.lease.stream_id, held.lease.own_id], "prefix": PREFIX},
@@ -342,19 +340,14 @@ def _undo_of(client: ClickHouseClient, name: TableName) -> str | None:
 # --- preparing a place ----------------------------------------------------------------------------
 
 
-def prepare_place(
-    client: ClickHouseClient,
-    sync: TableName,
-    side: SideTables,
-    schema: SchemaFile,
-    side_tables: Sequence[SideTable],
-) -> list[str]:
+def prepare_place(lease: Lease, schema: SchemaFile, side_tables: Sequence[SideTable]) -> list[str]:
     """Create what is missing; return the names of what was created.
 
     Names without a database are of the state's, as in a stream. All of a schema is read before
     anything is created, but there are no transactions: what was created before a statement that
     fails stays.
     """
+    client, sync, catalog = lease.client, lease.sync, Catalog(lease)
     asked = [
         (
             parse_name(one.name, sync.database),
@@ -371,13 +364,12 @@ def prepare_place(
     for one in dict.fromkeys((client.database, sync.database)):
         client.create_database(one)
     before = _all_tables(client)
-    lease = Lease(client, sync.suffixed("__epochs"), sync, "")
     lease.create()
-    SyncTable(client, sync, lease, 1).create()
-    Catalog(client, lease, sync.suffixed(LISTED), (), automatic=False, managed=True).create()
+    SyncTable(lease, 1).create()
+    catalog.create()
     Attempts(client, sync.suffixed("__attempts")).create()
-    side.create(side_tables)
-    LeasedConfig(client, sync.database, lease).create()
+    SideTables(catalog, lease).create(side_tables)
+    LeasedConfig(lease).create()
     for name, declared, columns in asked:
         with _explained(f"{name} cannot be created; what was created before it stays"):
             create_table(client, name, declared, columns)

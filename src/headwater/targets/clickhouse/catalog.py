@@ -18,7 +18,7 @@ from headwater.errors import (
     ClickHouseUndeclaredError,
     EvolveError,
 )
-from headwater.targets.clickhouse.client import ClickHouseClient, every_row, ignoring_refusal
+from headwater.targets.clickhouse.client import every_row, ignoring_refusal
 from headwater.targets.clickhouse.layout import (
     Layout,
     Table,
@@ -53,19 +53,17 @@ class Catalog:
 
     def __init__(
         self,
-        client: ClickHouseClient,
         lease: Lease,
-        registry: TableName,
-        declared: Sequence[Table],
+        declared: Sequence[Table] = (),
         *,
-        automatic: bool,
-        managed: bool,
+        automatic: bool = False,
+        managed: bool = True,
     ) -> None:
-        self._client = client
+        self.name = lease.sync.suffixed(LISTED)
+        self._client = lease.client
         self._lease = lease
         self._id = lease.stream_id
-        self._registry = registry
-        self._database = registry.database
+        self._database = lease.sync.database
         self._declared = {parse_name(one.name, self._database): one for one in declared}
         self._automatic = automatic
         self._managed = managed
@@ -86,7 +84,7 @@ class Catalog:
     def create(self) -> None:
         """Create the list of written tables."""
         self._client.run(
-            f"CREATE TABLE IF NOT EXISTS {self._registry} (id String, database String, "
+            f"CREATE TABLE IF NOT EXISTS {self.name} (id String, database String, "
             "name String, block_column String, stream_column String) "
             "ENGINE = ReplacingMergeTree ORDER BY (id, database, name)"
         )
@@ -415,7 +413,7 @@ class Catalog:
                 "block": layout.block_column,
                 "stream": layout.stream_column or "",
             },
-            all=self._registry,
+            all=self.name,
         )
         self._written = None
 
@@ -426,7 +424,7 @@ class Catalog:
             "AND name = {name:String} AND <condition>",
             {"id": noted_id or self._lease.id_in(name), **name.params},
             settings=DELETED,
-            all=self._registry,
+            all=self.name,
         )
         self._written = None
 
@@ -451,7 +449,7 @@ class Catalog:
         found: list[dict[str, str]] = []
         for one in self._client.rows(_LISTS, {"suffix": LISTED}):
             listed = TableName(one["database"], one["name"])
-            if listed == self._registry:
+            if listed == self.name:
                 continue
             with ignoring_refusal():
                 rows = self._client.rows(
@@ -463,7 +461,7 @@ class Catalog:
     def _registered(self) -> list[dict[str, str]]:
         """Return which stream writes which table, as it was when a table was last looked at."""
         if self._written is None:
-            self._written = self._client.rows("SELECT * FROM <all> FINAL", all=self._registry)
+            self._written = self._client.rows("SELECT * FROM <all> FINAL", all=self.name)
         return self._written
 
 

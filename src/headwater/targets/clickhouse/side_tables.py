@@ -115,8 +115,9 @@ class LeasedConfig(ConfigTable):
     )
     removes = "DELETE FROM {config} WHERE stream_id = $1 AND {condition}"
 
-    def __init__(self, client: ClickHouseClient, database: str, lease: Lease) -> None:
-        super().__init__(Statements(client), LOOKUP, database, lease.own_id, lease.stream_id)
+    def __init__(self, lease: Lease) -> None:
+        session, database = Statements(lease.client), lease.sync.database
+        super().__init__(session, LOOKUP, database, lease.own_id, lease.stream_id)
         self._lease = lease
 
     def _statement(self, sql: str) -> Fragment:
@@ -124,17 +125,15 @@ class LeasedConfig(ConfigTable):
 
 
 class SideTables(StoredSideTables):
-    """The side tables of one stream. `notes` is the table in which settlements are noted."""
+    """The side tables of one stream. `name` is the table in which settlements are noted."""
 
     final = Fragment("FINAL")
 
-    def __init__(
-        self, client: ClickHouseClient, catalog: Catalog, notes: TableName, lease: Lease
-    ) -> None:
-        super().__init__(Statements(client), LOOKUP, notes.database, lease.own_id)
-        self._client = client
+    def __init__(self, catalog: Catalog, lease: Lease) -> None:
+        super().__init__(Statements(lease.client), LOOKUP, lease.sync.database, lease.own_id)
+        self.name = lease.sync.suffixed("__settlements")
+        self._client = lease.client
         self._catalog = catalog
-        self._notes = notes
         self._lease = lease
 
     def complete(self, store: Store) -> None:
@@ -143,12 +142,12 @@ class SideTables(StoredSideTables):
             self._apply(store, note["document"])
             self._note(note["name"], note["document"], -1)
 
-    def create(self, tables: Sequence[SideTable]) -> None:
+    def create(self, tables: Sequence[SideTable] = ()) -> None:
         """Create what is missing."""
         self._client.run(
             "CREATE TABLE IF NOT EXISTS <notes> (id String, name String, document String, "
             "sign Int8) ENGINE = CollapsingMergeTree(sign) ORDER BY (id, name)",
-            notes=self._notes,
+            notes=self.name,
         )
         for one in tables:
             declared = _declaration(one.name)
@@ -159,7 +158,7 @@ class SideTables(StoredSideTables):
 
     def forget(self) -> None:
         """Remove the notes of interrupted settlements: the stream begins anew."""
-        self.create(())
+        self.create()
         for note in self._noted():
             self._note(note["name"], note["document"], -1)
 
@@ -211,7 +210,7 @@ class SideTables(StoredSideTables):
         return self._client.rows(
             "SELECT name, document FROM <notes> FINAL WHERE id = {id:String}",
             {"id": self._lease.stream_id},
-            notes=self._notes,
+            notes=self.name,
         )
 
     def _note(self, name: str, document: str, sign: int) -> None:
@@ -223,7 +222,7 @@ class SideTables(StoredSideTables):
                 "sign": pa.array([sign], pa.int8()),
             }
         )
-        target = into(str(self._notes), _NOTE, self._lease.condition)
+        target = into(str(self.name), _NOTE, self._lease.condition)
         self._client.insert(target, frame, f"{name}/{sign}")
 
 

@@ -99,20 +99,19 @@ class Lease:
     `own_id` stands for the stream in tables that streams of several tables of state share.
     `number` is its epoch; half of it is drawn, so that two starts at one moment differ. `is_new`
     says that the stream has committed nothing yet: only then is a missing state believed. `newest`
-    is the time of the newest row of state, in milliseconds; `SyncTable` keeps it up to date.
+    is the time of the newest row of state, in milliseconds; `SyncTable` keeps it up to date. `sync`
+    is the table of state: others that the target keeps for itself stand beside it.
     """
 
-    def __init__(
-        self, client: ClickHouseClient, name: TableName, sync: TableName, stream_id: str
-    ) -> None:
+    def __init__(self, client: ClickHouseClient, sync: TableName, stream_id: str) -> None:
         self.stream_id = stream_id
         self.own_id = stored_id(sync.name, stream_id)
         self.number = 0
         self.is_new = False
         self.newest = 0
-        self._client = client
-        self._name = name
-        self._sync = sync
+        self.client = client
+        self.sync = sync
+        self.name = sync.suffixed("__epochs")
         digest = hashlib.blake2b(f"{sync}/{stream_id}".encode(), digest_size=8).hexdigest()
         self._prefix = client.prefix = f"headwater-{digest}-"
 
@@ -122,10 +121,10 @@ class Lease:
 
     def create(self) -> None:
         """Create the table of epochs if it is not there."""
-        self._client.run(
+        self.client.run(
             "CREATE TABLE IF NOT EXISTS <epochs> (id String, number UInt64, epoch String) "
             "ENGINE = ReplacingMergeTree(number) ORDER BY id",
-            epochs=self._name,
+            epochs=self.name,
         )
 
     def begin(self, is_known: Callable[[], bool]) -> None:
@@ -134,11 +133,11 @@ class Lease:
         `is_known` is asked where there is no epoch yet: whether anything of the stream is stored.
         Of two starts at one moment the higher number wins; the other one's statements are refused.
         """
-        (found,) = self._client.rows(
+        (found,) = self.client.rows(
             "SELECT max(number) AS highest, argMax(epoch, number) AS newest FROM <epochs> "
             "WHERE id = {id:String}",
             {"id": self.stream_id},
-            epochs=self._name,
+            epochs=self.name,
         )
         self.number = int(found["highest"])
         is_new = str(found["newest"]).startswith(_NEW)
@@ -165,7 +164,7 @@ class Lease:
         **parts: Part,
     ) -> None:
         """Run a statement that ends in `<condition>`: the server refuses it without the lease."""
-        self._client.run(sql, params, settings=settings, condition=self.condition, **parts)
+        self.client.run(sql, params, settings=settings, condition=self.condition, **parts)
 
     def check(self) -> None:
         """Make sure that this writer may still change the stream.
@@ -173,7 +172,7 @@ class Lease:
         Raises:
             ClickHouseWriterError: it may not.
         """
-        self._client.rows(f"SELECT 1 AS n WHERE {self.condition}")
+        self.client.rows(f"SELECT 1 AS n WHERE {self.condition}")
 
     @property
     def condition(self) -> Fragment:
@@ -182,7 +181,7 @@ class Lease:
             "(SELECT throwIf(count() > 0, <said>) FROM <sync> WHERE id = <id> "
             "AND timestamp > fromUnixTimestamp64Milli(toInt64(<newest>))) = 0",
             said=literal(f"{FENCED}: a newer state was stored"),
-            sync=self._sync,
+            sync=self.sync,
             id=literal(self.stream_id),
             newest=Fragment(str(self.newest)),
         )
@@ -199,7 +198,7 @@ class Lease:
             "WHERE id = <id>) = 0",
             numbers=Fragment(", ".join(map(str, numbers))),
             said=literal(f"{FENCED}: the stream was started again, or moved"),
-            epochs=self._name,
+            epochs=self.name,
             id=literal(self.stream_id),
         )
 
@@ -212,16 +211,16 @@ class Lease:
         The number is part of the statement: one that arrives twice, or late, changes nothing.
         """
         epoch = f"{_NEW if is_new else ''}{secrets.token_hex(8)}"
-        self._client.run(
+        self.client.run(
             "INSERT INTO <epochs> SELECT {id:String}, {number:UInt64}, {epoch:String} "
             "WHERE <condition>",
             {"id": self.stream_id, "number": number, "epoch": epoch},
-            epochs=self._name,
+            epochs=self.name,
             condition=Fragment(condition),
         )
         self.number, self.is_new = number, is_new
-        self._client.prefix = f"{self._prefix}#{number:020}-"
-        self._client.end(
+        self.client.prefix = f"{self._prefix}#{number:020}-"
+        self.client.end(
             f"startsWith(query_id, {literal(self._prefix)}) "
             f"AND NOT (startsWith(query_id, {literal(self._prefix + '#')}) "
             f"AND query_id > {literal(f'{self._prefix}#{number:020}~')})"
@@ -234,19 +233,12 @@ class Lease:
 class SyncTable:
     """The rows of one stream. `clock` says the seconds since 1970; it may go wrong."""
 
-    def __init__(
-        self,
-        client: ClickHouseClient,
-        name: TableName,
-        lease: Lease,
-        max_rows: int,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, lease: Lease, max_rows: int, clock: Callable[[], float] = time.time) -> None:
+        self.name = lease.sync
         self._clock = clock
-        self._client = client
-        self._name = name
+        self._client = lease.client
         self._lease = lease
-        self.stream_id = lease.stream_id
+        self._id = lease.stream_id
         self._max_rows = max_rows
         self._rows = self._saves = 0
 
@@ -255,7 +247,7 @@ class SyncTable:
         self._client.run(
             "CREATE TABLE IF NOT EXISTS <sync> (<kinds>) "
             "ENGINE = CollapsingMergeTree(sign) ORDER BY (timestamp, id)",
-            sync=self._name,
+            sync=self.name,
             kinds=Fragment(", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())),
         )
 
@@ -267,9 +259,9 @@ class SyncTable:
             "INSERT INTO <sync> (<columns>) SELECT if(s = 1, {own:String}, id), current, "
             "finalized, rollback_chain, timestamp, s FROM <sync> FINAL "
             "ARRAY JOIN [1, -1] AS s WHERE id = {legacy:String} AND <condition>",
-            {"own": self.stream_id, "legacy": legacy_id},
+            {"own": self._id, "legacy": legacy_id},
             settings=every_row(),
-            sync=self._name,
+            sync=self.name,
             columns=tuple(_COLUMNS),
             condition=self._lease.epoch_condition,
         )
@@ -352,7 +344,7 @@ class SyncTable:
     @property
     def is_empty(self) -> bool:
         """Whether the stream has no row."""
-        return not self._count(self.stream_id)
+        return not self._count(self._id)
 
     def _next_time(self) -> int:
         return max(self._lease.newest + 1, int(self._clock() * 1000))
@@ -362,7 +354,7 @@ class SyncTable:
         times = [begin + place for place in range(len(rows))]
         texts = [(*_texts(row), at, 1) for row, at in zip(rows, times, strict=True)]
         try:
-            self._store(texts, f"{self.stream_id}/{times[-1]}")
+            self._store(texts, f"{self._id}/{times[-1]}")
         except ClickHouseWriterError:  # which may say that the first try has arrived
             if not self._holds(times[-1], texts[-1][0]):
                 raise
@@ -385,7 +377,7 @@ class SyncTable:
         current, finalized, chain, times, signs = zip(*rows, strict=True)
         frame = pa.table(
             {
-                "id": [self.stream_id] * len(rows),
+                "id": [self._id] * len(rows),
                 "current": current,
                 "finalized": finalized,
                 "rollback_chain": chain,
@@ -393,7 +385,7 @@ class SyncTable:
                 "sign": pa.array(signs, pa.int8()),
             }
         )
-        target = into(str(self._name), _COLUMNS, self._lease.condition)
+        target = into(str(self.name), _COLUMNS, self._lease.condition)
         self._client.insert(target, frame, token)
 
     def _remove_oldest(self) -> None:
@@ -401,9 +393,9 @@ class SyncTable:
             "INSERT INTO <sync> (<columns>) SELECT id, current, finalized, rollback_chain, "
             "timestamp, -1 FROM <sync> FINAL WHERE id = {id:String} AND <condition> "
             "ORDER BY timestamp DESC LIMIT 1000000000 OFFSET {kept:UInt64}",
-            {"id": self.stream_id, "kept": self._max_rows},
+            {"id": self._id, "kept": self._max_rows},
             settings=every_row(),
-            sync=self._name,
+            sync=self.name,
             columns=tuple(_COLUMNS),
         )
         self._rows = self._max_rows
@@ -416,7 +408,7 @@ class SyncTable:
 
     def _found(self, sql: str, **params: object) -> list[dict[str, Any]]:
         """Return rows of the table, those of this stream unless another `id` is given."""
-        return self._client.rows(sql, {"id": self.stream_id, **params}, sync=self._name)
+        return self._client.rows(sql, {"id": self._id, **params}, sync=self.name)
 
 
 def _texts(row: SyncRow) -> tuple[str, str, str]:

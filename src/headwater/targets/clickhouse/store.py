@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from headwater.changes import TableSchema
 from headwater.targets.clickhouse.catalog import Catalog
-from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.layout import Table
 from headwater.targets.clickhouse.state import Lease
 from headwater.targets.clickhouse.transfer import (
@@ -49,9 +48,8 @@ class Inserts:
     because the server would drop rows that come again under a token that it knows.
     """
 
-    client: ClickHouseClient
-    attempts: Attempts
     lease: Lease
+    attempts: Attempts
     piece_rows: int
     altered: Altered
     generation: str = ""
@@ -64,7 +62,7 @@ class Inserts:
     def writer(self, transfer: Transfer, token: str) -> Writer:
         """Return what tasks insert with."""
         condition = self.lease.condition
-        return Writer(self.client, transfer, self.attempts, condition, token, self.piece_rows)
+        return Writer(self.lease.client, transfer, self.attempts, condition, token, self.piece_rows)
 
     def token(self) -> str:
         """Return a token that was never used before."""
@@ -79,7 +77,7 @@ class Store:
         self, inserts: Inserts, catalog: Catalog, undo: Undo, scope: Scope | None = None
     ) -> None:
         self._inserts = inserts
-        self._client = inserts.client
+        self._client = inserts.lease.client
         self._catalog = catalog
         self._undo = undo
         self._scope = scope
@@ -136,7 +134,7 @@ class Store:
         layout = self._catalog.described(self._catalog.parse(table))
         assert layout is not None, "asked for its columns"
         assert self._scope is not None, "changes come with a batch"
-        versioned = Versioned(self._client, self._inserts.lease, layout)
+        versioned = Versioned(self._inserts.lease, layout)
         declared = declared_log(layout.name)
         self.declare(declared)
         log = self._catalog.admitted(versioned.log)

@@ -27,7 +27,7 @@ from headwater.errors import (
     RollbackHandlerMissingError,
     StateMissingError,
 )
-from headwater.targets.clickhouse.catalog import LISTED, Catalog
+from headwater.targets.clickhouse.catalog import Catalog
 from headwater.targets.clickhouse.client import ClickHouseClient
 from headwater.targets.clickhouse.layout import Table
 from headwater.targets.clickhouse.side_tables import LeasedConfig, SideTables
@@ -355,31 +355,22 @@ class ClickHouseTarget(DatabaseTarget):
             return
         settings = self._settings
         self._client = client = self._client.copy(self.pause, self._announce)
-        sync = self._sync_name
-        tables, epochs = sync.suffixed(LISTED), sync.suffixed("__epochs")
-        settlements = sync.suffixed("__settlements")
-        self._lease = lease = Lease(client, epochs, sync, self._id)
-        self._sync = SyncTable(client, sync, lease, settings.max_rows, self.clock)
+        sync = TableName(settings.database or client.database, settings.table)
+        self._lease = lease = Lease(client, sync, self._id)
+        self._sync = SyncTable(lease, settings.max_rows, self.clock)
         attempts = Attempts(client, sync.suffixed("__attempts"))
-        self._inserts = Inserts(client, attempts, lease, settings.insert_rows, self.altered)
-        self._undo = Undo(client, lease)
-        self._config = LeasedConfig(client, sync.database, lease)
+        self._inserts = Inserts(lease, attempts, settings.insert_rows, self.altered)
+        self._undo = Undo(lease)
+        self._config = LeasedConfig(lease)
         self._catalog = Catalog(
-            client,
             lease,
-            tables,
             self._tables or (),
             automatic=self._callbacks.on_data is None,
             managed=self._callbacks.on_data is None or self._tables is not None,
         )
-        self._own_rows = SideTables(client, self._catalog, settlements, lease)
-        creates: dict[str, Callable[[], None]] = {
-            sync.name: self._sync.create,
-            tables.name: self._catalog.create,
-            epochs.name: lease.create,
-            attempts.name.name: attempts.create,
-            settlements.name: lambda: self._own_rows.create(()),
-        }
+        self._own_rows = SideTables(self._catalog, lease)
+        kept: tuple[Any, ...] = (self._sync, self._catalog, lease, attempts, self._own_rows)
+        creates: dict[str, Callable[[], None]] = {one.name.name: one.create for one in kept}
         there = client.existing(sync.database, creates)
         for database in {} if there else {client.database, sync.database}:
             if database not in (known := client.databases()):
@@ -392,11 +383,6 @@ class ClickHouseTarget(DatabaseTarget):
             if name not in there:
                 create()
         self._is_open = True
-
-    @property
-    def _sync_name(self) -> TableName:
-        database = self._settings.database or self._client.database
-        return TableName(database, self._settings.table)
 
     def _store(self, scope: Scope | None = None) -> Store:
         return Store(self._inserts, self._catalog, self._undo, scope)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headwater.errors import ClickHouseServerError
-from headwater.targets.clickhouse.client import ClickHouseClient, every_row
+from headwater.targets.clickhouse.client import every_row
 from headwater.targets.clickhouse.layout import Family, Layout
 from headwater.targets.clickhouse.sql import DELETED, columns, compose
 from headwater.targets.clickhouse.state import Lease
@@ -27,8 +27,8 @@ class Undo:
     Runs on the driver.
     """
 
-    def __init__(self, client: ClickHouseClient, lease: Lease) -> None:
-        self._client = client
+    def __init__(self, lease: Lease) -> None:
+        self._client = lease.client
         self._lease = lease
         self._noticed: set[str] = set()
 
@@ -37,7 +37,7 @@ class Undo:
 
         What stands in the log of another table is undone there first.
         """
-        versioned = Versioned.of_log(self._client, self._lease, layout)
+        versioned = Versioned.of_log(self._lease, layout)
         if versioned is not None:
             versioned.restore(number)
         where = compose("<block> > {above:Int64}", block=layout.block_column)
@@ -45,7 +45,7 @@ class Undo:
 
     def check_reach(self, layout: Layout, number: int) -> None:
         """Refuse an undo that a log does not reach; other tables say of each row its block."""
-        versioned = Versioned.of_log(self._client, self._lease, layout)
+        versioned = Versioned.of_log(self._lease, layout)
         if versioned is not None:
             versioned.check_reach(number)
 

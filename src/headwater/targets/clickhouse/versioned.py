@@ -31,7 +31,7 @@ from headwater.errors import (
     InsertOnlyError,
     RewindError,
 )
-from headwater.targets.clickhouse.client import ClickHouseClient, every_row
+from headwater.targets.clickhouse.client import every_row
 from headwater.targets.clickhouse.layout import Family, Layout, Table, read_layout
 from headwater.targets.clickhouse.sql import TableName, columns, compose, quote
 from headwater.targets.clickhouse.state import Lease
@@ -91,8 +91,8 @@ def is_log(layout: Layout) -> bool:
 class Versioned:
     """A table that changes are applied to, with its log."""
 
-    def __init__(self, client: ClickHouseClient, lease: Lease, layout: Layout) -> None:
-        self._client = client
+    def __init__(self, lease: Lease, layout: Layout) -> None:
+        self._client = lease.client
         self._lease = lease
         self.layout = layout
         self.log = layout.name.suffixed(SUFFIX)
@@ -114,12 +114,12 @@ class Versioned:
         }
 
     @classmethod
-    def of_log(cls, client: ClickHouseClient, lease: Lease, log: Layout) -> Versioned | None:
+    def of_log(cls, lease: Lease, log: Layout) -> Versioned | None:
         """Return the table of a log; None if it is gone, or this is no log."""
         if not is_log(log):
             return None
         name = TableName(log.name.database, log.name.name.removesuffix(SUFFIX))
-        layout = read_layout(client, name, None)
+        layout = read_layout(lease.client, name, None)
         if layout is None:
             return None
         if layout.family is not Family.REPLACING:
@@ -128,7 +128,7 @@ class Versioned:
             )
         known = {*log.columns, *layout.marks}
         kinds = {one: kind for one, kind in layout.columns.items() if one in known}
-        return cls(client, lease, replace(layout, columns=kinds))
+        return cls(lease, replace(layout, columns=kinds))
 
     def create_log(self) -> None:
         """Create the log, or give it the columns that the table has got."""
