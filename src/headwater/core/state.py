@@ -88,7 +88,11 @@ class PipeState:
 
     @property
     def undo_floor(self) -> int:
-        """The oldest block that a rollback may land on: only what is above it can be undone."""
+        """The oldest block that a rollback may land on: only what is above it can be undone.
+
+        The one rule of retention: what a target keeps for undoing may go up to this block. One with
+        a setting keeps it for longer, see `prunable`.
+        """
         points = self.landing_points()
         return points[0].number if points else -1
 

@@ -101,12 +101,15 @@ class Kafka:
         except self._library.KafkaException as error:
             errors.append(error.args[0])
         if errors or unconfirmed:
-            self._give_up()
+            self.close()
             self._raise(errors, unconfirmed)
 
     def close(self) -> None:
-        """Let go of the producer."""
-        self._give_up()
+        """Let go of the producer, and of what is under way: it must not be sent later."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+            producer.poll(0)
 
     def __repr__(self) -> str:
         return f"kafka({self._topic})"
@@ -124,13 +127,6 @@ class Kafka:
                 continue
             self._producer.poll(0)
             return
-
-    def _give_up(self) -> None:
-        """Forget what is under way: a producer that failed must not send it later."""
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.purge()
-            producer.poll(0)
 
     def _raise(self, errors: Sequence[Any], unconfirmed: int) -> None:
         names = sorted({one.name() for one in errors})
