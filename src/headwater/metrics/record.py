@@ -99,7 +99,8 @@ class StreamRecord:
         self._messages: deque[tuple[float, str]] = deque(maxlen=RECENT_MESSAGES)
         self._profiles: deque[tuple[float, dict[Stage, float]]] = deque(maxlen=RECENT_PROFILES)
         self._spent: dict[Stage, float] = {}
-        self._total_blocks = self._total_rows = 0
+        self._total_blocks = 0
+        self.total_rows = 0  # committed by this run, those undone later included
         self._unlike: dict[str, int] = {}
         self._filled: frozenset[str] = frozenset()
         self.fork_count = 0
@@ -171,7 +172,7 @@ class StreamRecord:
                 case _:
                     pass
             self._past.sample(
-                self.state.number, newest(self.head), self._total_blocks, self._total_rows
+                self.state.number, newest(self.head), self._total_blocks, self.total_rows
             )
 
     def noticed(self, notice: Notice) -> None:
@@ -327,11 +328,6 @@ class StreamRecord:
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     @property
-    def total_rows(self) -> int:
-        """Rows that this run has committed, those undone later included."""
-        return self._total_rows
-
-    @property
     def last_fork(self) -> ForkSeen | None:
         """The newest fork that undid committed blocks."""
         return self._past.last_fork
@@ -370,7 +366,7 @@ class StreamRecord:
                 "blocks_per_second": blocks_s,
                 "rows_per_second": rows_s,
                 "blocks": self._total_blocks,
-                "rows": self._total_rows,
+                "rows": self.total_rows,
                 "forks": self.fork_count,
                 "undo_rows": self._undo_rows,
                 "missing_blocks": self._missing_blocks,
@@ -444,7 +440,7 @@ class StreamRecord:
         """Count the rows of a committed batch."""
         meters, rows, size, skipped = self._meters, counts.rows, counts.bytes, counts.skipped
         self._note_unlike(counts)
-        self._total_rows += rows
+        self.total_rows += rows
         meters.rows.labels(self.id).inc(rows)
         meters.bytes.labels(self.id).inc(size)
         meters.skipped.labels(self.id).inc(skipped)

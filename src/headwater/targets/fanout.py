@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -41,13 +41,6 @@ from headwater.targets.side_rows import KEY, without_keys
 BLOCK = "block_number"
 _BELOW_ALL = (-1, -1)  # key of a side row
 logger = logging.getLogger("headwater.targets")
-
-
-@dataclass(frozen=True, slots=True)
-class _Each:
-    """What was prepared of a batch for each target, in their order."""
-
-    deliveries: tuple[Any, ...]
 
 
 class FanOutTarget:
@@ -119,7 +112,7 @@ class FanOutTarget:
             for batch in batches:
                 if batch.state.number > held.number:
                     after = _with_finality(batch.state, held)
-                    one = replace(batch, state=after, data=batch.data.deliveries[index])
+                    one = replace(batch, state=after, data=batch.data[index])
                     lacking.append(one)
             if not lacking and held.number != state.number:
                 continue  # it is ahead
@@ -277,8 +270,8 @@ class FanOutTarget:
 
     # --- batches ----------------------------------------------------------------------------------
 
-    def _prepare(self, batch: Batch[Delivery]) -> Batch[_Each]:
-        """Prepare a batch for each target, with the blocks that it lacks."""
+    def _prepare(self, batch: Batch[Delivery]) -> Batch[tuple[Any, ...]]:
+        """Prepare a batch for each target, in their order, with the blocks that it lacks."""
         made = []
         is_alone = len(batch.headers) == 1 and batch.rollback_chain  # as a hot block comes
         for index, (target, held) in enumerate(zip(self.targets, self.states, strict=True)):
@@ -289,7 +282,7 @@ class FanOutTarget:
             side = self._side_of(index, batch.data.side, is_ahead=is_ahead)
             delivery = replace(batch.data, data=data, side=side)
             made.append(prepared(target, batch.with_data(delivery)).data)
-        return batch.with_data(_Each(tuple(made)))
+        return batch.with_data(tuple(made))
 
     def _finish(self) -> None:
         for one in self.targets:
