@@ -21,7 +21,7 @@ from headwater.address import Secret
 from headwater.errors import RelayError
 from headwater.spark import entrance as module
 from headwater.spark.entrance import PROOF_BYTES
-from headwater.spark.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES, Relay, send
+from headwater.spark.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES, Relay, send, sent_pieces
 from headwater.spark.relay_tls import Identity, driver_identity, is_loopback, trusting
 from tests.shared import HANG_S
 
@@ -71,7 +71,7 @@ def acquaintance(relay: Relay) -> socket.socket:
 
 def arrived(relay: Relay) -> list[tuple[int, bytes]]:
     relay.end()
-    return [(number, b"".join(spool.read())) for number, spool in relay.arriving()]
+    return [(number, b"".join(sent_pieces(file))) for number, file in relay.arriving()]
 
 
 def test_strangers_and_broken_attempts_are_not_heard(tls: bool) -> None:

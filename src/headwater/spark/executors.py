@@ -2,9 +2,9 @@
 
 Rows of a backfill never pass through the driver's Python. A target gives `run` a function, which is
 called on executors with the record batches of each part, and whose small results come back. There
-are two kinds of rows. `SpanRows` are those of a span's only output: the task that fetches and
-decodes a part calls the function itself, so rows do not enter the JVM, and what the tasks say of
-their reading comes back with the results. `DataFrameRows` are those of any DataFrame.
+are two kinds of rows. `SpanRows` are those of a span: the task that fetches and decodes a part, or
+unpacks what Spark keeps of it, calls the function itself, so rows do not enter the JVM.
+`DataFrameRows` are those of any DataFrame.
 
 All methods are called on the driver. A task may be tried again or run twice: a function must not
 count its first attempt.
@@ -12,12 +12,13 @@ count its first attempt.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 from pyspark import RDD, SparkContext, TaskContext
@@ -50,23 +51,22 @@ _lock = Lock()
 _counting: dict[Any, tuple[int, dict[str, str | None]]] = {}
 
 
-class ExecutorRows(Protocol):
-    """Rows that lie on executors."""
+class ExecutorRows(ABC):
+    """Rows that lie on executors. `schema` says their columns; no row is computed for it.
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns; no row is computed."""
-        ...
+    `reaches_driver`: executors know this process as their driver. Those of Spark Connect do not,
+    and have no `context`.
+    """
 
-    @property
-    def reaches_driver(self) -> bool:
-        """Whether executors know this process as their driver; those of Spark Connect do not."""
-        ...
+    context: SparkContext
+    schema: pa.Schema
+    reaches_driver = True
 
+    @abstractmethod
     def select(self, names: Sequence[str]) -> ExecutorRows:
         """Return the same rows with fewer columns."""
-        ...
 
+    @abstractmethod
     def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
         """Call a function with each part's batches on executors; return all that it yields.
 
@@ -74,76 +74,51 @@ class ExecutorRows(Protocol):
             HeadwaterError: what the function or the reading raised on an executor; the parts of a
                 span are not of one chain.
         """
-        ...
 
     def relay(self, port: int = 0) -> Relay:
         """Return a relay that these executors can send to; it listens once it is entered."""
-        ...
+        conf = dict(self.context.getConf().getAll())
+        return Relay(*driver_address(conf), port or int(conf.get(RELAY_PORT) or 0))
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
         """Bring the rows to the driver in small batches, in order of the parts.
 
         Executors send them first, to files of the driver: memory holds one batch at a time. When
-        the first batch comes, all rows are there.
+        the first batch comes, all rows are there. Over Spark Connect they come all at once.
         """
-        ...
-
-
-class _Rows:
-    """What both kinds of rows do in the same way."""
-
-    @property
-    def context(self) -> SparkContext:
-        """Where jobs run."""
-        raise NotImplementedError
-
-    def relay(self, port: int = 0) -> Relay:
-        """Return a relay at the address by which executors know the driver."""
-        conf = dict(self.context.getConf().getAll())
-        return Relay(*driver_address(conf), port or int(conf.get(RELAY_PORT) or 0))
-
-    def pieces(self: Any) -> Iterator[pa.RecordBatch]:
-        """Bring the rows to the driver in small batches; over Spark Connect, all at once."""
         if not self.reaches_driver:
             yield from self.run(_pass_on, self.schema).to_batches()
             return
         with self.relay() as relay:
             sender = IpcSender(relay.entrance)
             attempts = self.run(sender, IpcSender.RESULT)["attempt"].to_pylist()
-            spools = relay.take([one for one in attempts if one is not None])
+            files = relay.take([one for one in attempts if one is not None])
         try:
-            for spool in spools:
-                yield from read_batches(spool)
+            for file in files:
+                yield from read_batches(file)
         finally:
-            for spool in spools:
-                spool.close()
+            for file in files:
+                file.close()
 
 
 def _pass_on(batches: Batches, part: int) -> Batches:
     return batches
 
 
-class DataFrameRows(_Rows):
+class DataFrameRows(ExecutorRows):
     """The rows of a DataFrame."""
 
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame
         self.session = frame.sparkSession
-
-    @property
-    def context(self) -> SparkContext:
-        """The context of the DataFrame's session."""
-        return self.session.sparkContext
+        self.reaches_driver = not is_connect(frame)
+        if self.reaches_driver:
+            self.context = self.session.sparkContext
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns, as Spark hands them to Python."""
         return to_arrow(self._frame.limit(0)).schema
-
-    @property
-    def reaches_driver(self) -> bool:
-        """Whether the DataFrame is not one of Spark Connect."""
-        return not is_connect(self._frame)
 
     def select(self, names: Sequence[str]) -> DataFrameRows:
         """Return the same rows with fewer columns."""
@@ -173,6 +148,10 @@ class RowChange:
     schema: pa.Schema
     plans: tuple[ArrowPlan, ...] = ()
 
+    def then(self, plan: ArrowPlan) -> RowChange:
+        """Return the same with a further plan."""
+        return RowChange(plan.schema, (*self.plans, plan))
+
     def select(self, names: Sequence[str]) -> RowChange:
         """Return the same with fewer columns."""
         return replace(self, schema=pa.schema([self.schema.field(name) for name in names]))
@@ -187,148 +166,108 @@ class RowChange:
                 yield batch if batch.schema.names == names else batch.select(names)
 
 
-class SpanRows(_Rows):
-    """The rows of a span's only output, read by the very tasks that work on them.
+@dataclass
+class SpanRows(ExecutorRows):
+    """The rows of one output of a span, read or unpacked by the very tasks that work on them.
 
-    `check` is given what each task says of its reading once all have ended.
+    `items` are what these tasks are given: the parts of the span, for `Reading`, or what Spark
+    keeps of it, for `Unpacking`. `check` is given the receipts once all have ended.
     """
 
-    def __init__(
-        self,
-        context: SparkContext,
-        reader: SpanReader[Any],
-        parts: Sequence[Any],
-        check: Callable[[Sequence[str]], None],
-        change: RowChange,
-    ) -> None:
-        self._context = context
-        self._reader = reader
-        self._parts = parts
-        self._check = check
-        self._change = change
+    context: SparkContext
+    items: Sequence[Part[Any]] | RDD[Packed]
+    opened: Reading | Unpacking
+    change: RowChange
+    shown: str
+    check: Callable[[Sequence[str]], None] = lambda receipts: None
 
-    @property
-    def context(self) -> SparkContext:
-        """Where jobs run."""
-        return self._context
-
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The columns of the rows."""
-        return self._change.schema
-
-    @property
-    def reaches_driver(self) -> bool:
-        """A session that reads spans has its driver here."""
-        return True
+        return self.change.schema
 
     def select(self, names: Sequence[str]) -> SpanRows:
         """Return the same rows with fewer columns."""
-        change = self._change.select(names)
-        return SpanRows(self.context, self._reader, self._parts, self._check, change)
+        return replace(self, change=self.change.select(names))
 
     def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
-        """Read each part and call a function with its batches, in one task; compare the parts."""
-        parts = [Part(index, blocks) for index, blocks in enumerate(self._parts)]
-        task = _PartTask(self._reader, function, schema, self._change)
-        described = described_job(self.context, f"read and write {shown_parts(self._parts)}")
-        with coded_failures(), described:
-            found = self.context.parallelize(parts, len(parts)).mapPartitions(task).collect()
-        self._check([receipt for receipt, _ in found])
+        """Call a function with the batches of each part, in the task that has them."""
+        task: Any = _PartTask(self.opened, self.change, function, schema)
+        with coded_failures(), described_job(self.context, self.shown):
+            items: Any = self.items
+            if not isinstance(items, RDD):
+                items = self.context.parallelize(items, len(items))
+            found = items.mapPartitionsWithIndex(task).collect()
+        self.check([receipt for receipt, _ in found if receipt is not None])
         tables = [pa.ipc.open_stream(made).read_all() for _, made in found]
         return pa.concat_tables([schema.empty_table(), *tables])
 
 
+Opened = tuple[int, Receipt | None, Iterator[pa.RecordBatch]]
+"""The number of a part, the receipt of its reading if it is read now, and its rows."""
+
+
 @dataclass(frozen=True, slots=True)
-class _PartTask:
-    """One task of a span: reads a part and hands its rows on. It pickles, and runs on executors."""
+class Reading:
+    """Reads the parts of a partition. It pickles, and runs on executors."""
 
     reader: SpanReader[Any]
-    function: PartFunction
-    schema: pa.Schema
-    change: RowChange
 
-    def __call__(self, parts: Iterable[Part[Any]]) -> Iterator[tuple[str, bytes]]:
-        """Yield a part's receipt and what the function made of its rows."""
+    def __call__(self, index: int, parts: Iterable[Part[Any]]) -> Iterator[Opened]:
+        """Yield the parts."""
         for part in parts:
             receipt = Receipt(part.index)
-            batches = self.change(self.reader.rows(part, receipt))
-            made = list(self.function(batches, part.index))
-            for _ in batches:
-                pass  # a receipt speaks of the whole part, also if the function wanted less
-            yield receipt.to_text(), _written(made, self.schema)
-
-
-class PackedRows(_Rows):
-    """Rows of an output that Spark keeps packed: the task that works on them unpacks them."""
-
-    def __init__(self, kept: RDD[Packed], unpacking: Unpacking) -> None:
-        self._kept = kept
-        self._unpacking = unpacking
-
-    @property
-    def context(self) -> SparkContext:
-        """Where jobs run."""
-        return self._kept.context
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of the rows."""
-        return self._unpacking.change.schema
-
-    @property
-    def reaches_driver(self) -> bool:
-        """A session that reads spans has its driver here."""
-        return True
-
-    def select(self, names: Sequence[str]) -> PackedRows:
-        """Return the same rows with fewer columns."""
-        unpacking = self._unpacking
-        return PackedRows(self._kept, replace(unpacking, change=unpacking.change.select(names)))
-
-    def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
-        """Call a function with the batches of each part."""
-        task = _KeptTask(self._unpacking, function, schema)
-        described = described_job(self.context, "write rows that are kept")
-        with coded_failures(), described:
-            found = self._kept.mapPartitionsWithIndex(task).collect()
-        tables = [pa.ipc.open_stream(made).read_all() for made in found]
-        return pa.concat_tables([schema.empty_table(), *tables])
+            yield part.index, receipt, self.reader.rows(part, receipt)
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:
-    """Makes rows of an output of what Spark keeps. It pickles."""
+    """Makes rows of one output of what Spark keeps. It pickles, and runs on executors."""
 
     output: int
-    change: RowChange
 
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, where Spark has made columns of what it keeps."""
-        for batch in batches:
-            outputs, rows = batch.columns
-            yield from self.of(
-                (output, packed.as_buffer())
-                for output, packed in zip(outputs.to_pylist(), rows, strict=True)
-            )
+    def __call__(self, index: int, kept: Iterable[Packed]) -> Iterator[Opened]:
+        """Yield the rows of a partition, which is a part."""
+        yield index, None, self.rows(kept)
 
-    def of(self, kept: Iterable[tuple[int, Any]]) -> Iterator[pa.RecordBatch]:
+    def rows(self, kept: Iterable[tuple[int, Any]]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
-        own = (rows for output, rows in kept if output == self.output)
-        return self.change(batch for rows in own for batch in unpacked(rows))
+        return (batch for output, rows in kept if output == self.output for batch in unpacked(rows))
 
 
 @dataclass(frozen=True, slots=True)
-class _KeptTask:
-    """Gives a function rows that are kept. It pickles, and runs on executors."""
+class UnpackingColumns:
+    """Does so where Spark has made columns of what it keeps. It pickles."""
 
     unpacking: Unpacking
+    change: RowChange
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Yield the rows."""
+        for batch in batches:
+            outputs, rows = batch.column(0).to_pylist(), batch.column(1)
+            kept = zip(outputs, (one.as_buffer() for one in rows), strict=True)
+            yield from self.change(self.unpacking.rows(kept))
+
+
+@dataclass(frozen=True, slots=True)
+class _PartTask:
+    """One task over rows of a span. It pickles, and runs on executors."""
+
+    opened: Reading | Unpacking
+    change: RowChange
     function: PartFunction
     schema: pa.Schema
 
-    def __call__(self, part: int, kept: Iterable[Packed]) -> Iterator[bytes]:
-        """Yield what the function made of the rows of a part."""
-        yield _written(self.function(self.unpacking.of(kept), part), self.schema)
+    def __call__(self, index: int, items: Iterable[Any]) -> Iterator[tuple[str | None, bytes]]:
+        """Yield the receipt of each part, and what the function made of its rows."""
+        for part, receipt, rows in self.opened(index, items):
+            batches = self.change(rows)
+            made = _written(self.function(batches, part), self.schema)
+            if receipt is not None:
+                for _ in batches:
+                    pass  # a receipt speaks of the whole part, also if the function wanted less
+            yield None if receipt is None else receipt.to_text(), made
 
 
 def _written(batches: Batches, schema: pa.Schema) -> bytes:

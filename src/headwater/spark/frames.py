@@ -26,7 +26,7 @@ from headwater.spark.driver_rows import from_arrow
 
 if TYPE_CHECKING:
     from headwater.spark.arrow_plan import ArrowPlan
-    from headwater.spark.executors import ExecutorRows
+    from headwater.spark.executors import ExecutorRows, RowChange
     from headwater.spark.spans import Span
 
 _PLAIN: dict[pa.DataType, type[spark.DataType]] = {
@@ -103,16 +103,30 @@ class LikeDataFrame:
 
     __slots__ = ()
 
+    arrow_schema: pa.Schema  # the columns, in Arrow
+
     @property
     def dataframe(self) -> DataFrame:
         """The rows as a DataFrame."""
         raise NotImplementedError
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns; no Spark job."""
+        return list(self.arrow_schema.names)
+
+    @property
+    def schema(self) -> StructType:
+        """The columns as Spark types; no Spark job.
+
+        Raises:
+            ColumnTypeError: Spark has no such type.
+        """
+        return spark_schema(self.arrow_schema)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith(_LOOKED_FOR) or name in type(self).__slots__:
-            raise AttributeError(
-                name
-            )  # copying, pickling and notebooks look; no DataFrame for them
+            raise AttributeError(name)  # copying, pickling and notebooks look, and need none
         return getattr(self.dataframe, name)
 
     def __getitem__(self, item: Any) -> Any:
@@ -122,21 +136,17 @@ class LikeDataFrame:
 class Frame(LikeDataFrame):
     """One output of a batch near the head: rows on the driver. Immutable, like a DataFrame."""
 
-    __slots__ = ("_dataframe", "_spark_provider", "_table")
+    __slots__ = ("_dataframe", "_spark_provider", "_table", "arrow_schema")
 
     def __init__(self, table: pa.Table, spark_provider: SparkProvider) -> None:
         self._table = table
+        self.arrow_schema = table.schema
         self._spark_provider = spark_provider
         self._dataframe: DataFrame | None = None
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - a method of DataFrame
         """Return the rows as they were decoded; no Spark job, also after other methods ran."""
         return self._table
-
-    @property
-    def arrow_schema(self) -> pa.Schema:
-        """The columns as they were decoded."""
-        return self._table.schema
 
     def count(self) -> int:
         """Count the rows; no Spark job."""
@@ -152,20 +162,6 @@ class Frame(LikeDataFrame):
         return Frame(rows, self._spark_provider)
 
     @property
-    def columns(self) -> list[str]:
-        """The names of the columns; no Spark job."""
-        return list(self._table.column_names)
-
-    @property
-    def schema(self) -> StructType:
-        """The columns as Spark types; no Spark job.
-
-        Raises:
-            ColumnTypeError: Spark has no such type.
-        """
-        return spark_schema(self._table.schema)
-
-    @property
     def dataframe(self) -> DataFrame:
         """The rows as a DataFrame, made at the first use and kept.
 
@@ -178,7 +174,7 @@ class Frame(LikeDataFrame):
         return self._dataframe
 
     def __repr__(self) -> str:
-        names = ", ".join(f"{field.name}: {field.type}" for field in self._table.schema)
+        names = ", ".join(f"{field.name}: {field.type}" for field in self.arrow_schema)
         return f"Frame[{self._table.num_rows} rows; {names}]"
 
     def _repr_html_(self) -> str:
@@ -201,27 +197,21 @@ class SpanFrame(LikeDataFrame):
     also do what plans say of them as far as Arrow can.
     """
 
-    __slots__ = ("_name", "_plans", "_span", "arrow_schema")
+    __slots__ = ("_change", "_name", "_span", "arrow_schema")
 
-    def __init__(
-        self,
-        span: Span,
-        name: str,
-        arrow_schema: pa.Schema,
-        plans: tuple[ArrowPlan, ...] = (),
-    ) -> None:
+    def __init__(self, span: Span, name: str, change: RowChange) -> None:
         self._span = span
         self._name = name
-        self._plans = plans
-        self.arrow_schema = arrow_schema
+        self._change = change
+        self.arrow_schema = change.schema
 
     def changed(self, plan: ArrowPlan) -> SpanFrame:
         """Return what a plan makes of it."""
-        return SpanFrame(self._span, self._name, plan.schema, (*self._plans, plan))
+        return SpanFrame(self._span, self._name, self._change.then(plan))
 
     def executor_rows(self) -> ExecutorRows:
         """Return the rows where they lie, for targets."""
-        return self._span.executor_rows(self._name, self._plans)
+        return self._span.executor_rows(self._name, self._change)
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - a method of DataFrame
         """Collect the rows on the driver, all of them; `BlockLinkError` if parts do not fit."""
@@ -230,23 +220,9 @@ class SpanFrame(LikeDataFrame):
         return rows.cast(self.arrow_schema)
 
     @property
-    def columns(self) -> list[str]:
-        """The names of the columns; no Spark job."""
-        return list(self.arrow_schema.names)
-
-    @property
-    def schema(self) -> StructType:
-        """The columns as Spark types; no Spark job.
-
-        Raises:
-            ColumnTypeError: Spark has no such type.
-        """
-        return spark_schema(self.arrow_schema)
-
-    @property
     def dataframe(self) -> DataFrame:
         """The rows as a DataFrame over what Spark keeps of the span; reads it if nothing has."""
-        return self._span.dataframe(self._name, self._plans)
+        return self._span.dataframe(self._name, self._change)
 
     def __repr__(self) -> str:
         names = ", ".join(f"{field.name}: {field.type}" for field in self.arrow_schema)

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -90,6 +89,11 @@ class Receipt:
         """Return the text that goes into the row."""
         return msgspec.json.encode(self).decode()
 
+    @classmethod
+    def from_text(cls, text: str) -> Receipt:
+        """Read it again. Runs on the driver."""
+        return msgspec.json.decode(text, type=cls)
+
 
 @dataclass(frozen=True, slots=True)
 class SpanReport:
@@ -110,19 +114,37 @@ class SpanReport:
     unlike: dict[str, int]
     refused: bool = False
 
+    @classmethod
+    def of(cls, receipts: Sequence[Receipt], cursor: BlockCursor | None) -> SpanReport:
+        """Add up receipts. Runs on the driver, when a job has ended."""
+        rows, skipped, unlike = dict[str, int](), dict[str, int](), dict[str, int]()
+        for one in receipts:
+            _add(rows, one.rows)
+            _add(skipped, one.skipped)
+            _add(unlike, one.unlike)
+        return cls(
+            blocks=sum(one.blocks for one in receipts),
+            bytes_read=sum(one.bytes_read for one in receipts),
+            cursor=cursor,
+            rows=rows,
+            skipped=skipped,
+            unlike={name: count for name, count in unlike.items() if not rows.get(name)},
+            refused=any(one.refused for one in receipts),
+        )
+
 
 def sum_receipts(
-    texts: Iterable[str], parts: Sequence[BlockRange], *, complete: bool
+    receipts: Iterable[Receipt], parts: Sequence[BlockRange], *, complete: bool
 ) -> SpanReport:
-    """Add up receipts. Runs on the driver, when a job has ended.
+    """Add up receipts of parts that were read apart, where their seams are checked.
 
-    Parts were read apart, so this is where their seams are checked: the first block of each must
-    descend from the last block of the one before. `complete` says that every block was asked for.
+    The first block of each must descend from the last block of the one before. `complete` says that
+    every block was asked for.
 
     Raises:
         BlockLinkError: two neighbouring parts are not of one chain, or one is missing.
     """
-    by_part = {one.part: one for one in map(msgspec.json.Decoder(Receipt).decode, texts)}
+    by_part = {one.part: one for one in receipts}
     missing = [index for index in range(len(parts)) if index not in by_part]
     if missing:
         raise BlockLinkError(
@@ -130,38 +152,18 @@ def sum_receipts(
             parts=", ".join(str(parts[index]) for index in missing[:3]),
         )
     ordered = [by_part[index] for index in range(len(parts))]
-    filled = [one for one in ordered if one.first is not None and one.last is not None]
-    for lower, upper in pairwise(filled):
-        _check_seam(lower, upper, parts[upper.part], complete=complete)
-    rows: dict[str, int] = {}
-    skipped: dict[str, int] = {}
-    unlike: dict[str, int] = {}
+    last: BlockHeader | None = None
     for one in ordered:
-        _add(rows, one.rows)
-        _add(skipped, one.skipped)
-        _add(unlike, one.unlike)
-    last = filled[-1].last if filled else None
-    return SpanReport(
-        blocks=sum(one.blocks for one in ordered),
-        bytes_read=sum(one.bytes_read for one in ordered),
-        cursor=None if last is None else last.cursor,
-        rows=rows,
-        skipped=skipped,
-        unlike={name: count for name, count in unlike.items() if not rows.get(name)},
-        refused=any(one.refused for one in ordered),
-    )
+        if one.first is not None and last is not None:
+            between = BlockRange(last.number + 1, parts[one.part].to_block)
+            BlockOrder(between, last.cursor, complete=complete).accept(one.first)
+        last = one.last or last
+    return SpanReport.of(ordered, None if last is None else last.cursor)
 
 
 def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
     for name, count in more.items():
         counts[name] = counts.get(name, 0) + count
-
-
-def _check_seam(lower: Receipt, upper: Receipt, part: BlockRange, *, complete: bool) -> None:
-    assert lower.last is not None, "only parts that hold blocks are compared"
-    assert upper.first is not None, "only parts that hold blocks are compared"
-    between = BlockRange(lower.last.number + 1, part.to_block)
-    BlockOrder(between, lower.last.cursor, complete=complete).accept(upper.first)
 
 
 BATCH_ROWS = 10_000  # larger Arrow batches are slower to pass to the JVM, smaller ones too

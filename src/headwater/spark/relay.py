@@ -28,42 +28,20 @@ RECEIVED = b"\x06"
 _PIECE = 1 << 20
 
 
-class Spool:
-    """What one attempt has sent. Can be read several times."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def read(self) -> Iterator[bytes]:
-        """Yield the bytes, a megabyte at a time."""
-        self._file.seek(0)
-        while piece := self._file.read(_PIECE):
-            yield piece
-
-    def open(self) -> IO[bytes]:
-        """Return the file, at its beginning."""
-        self._file.seek(0)
-        return self._file
-
-    def close(self) -> None:
-        """Delete them."""
-        self._file.close()
-
-
 class Relay(DriverPort):
     """Takes in what tasks send while it is entered. Runs on the driver, in threads of its own."""
 
     def __init__(self, *address: Any, **limits: Any) -> None:
         super().__init__(*address, **limits)
-        self._spools: dict[int, Spool] = {}
+        self._files: dict[int, IO[bytes]] = {}
         self._changed = Condition()
         self._ended = False
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self.end()
-        for spool in self._spools.values():
-            spool.close()
+        for file in self._files.values():
+            file.close()
 
     def serve(self, connection: socket.socket) -> None:
         """Take the rows of an attempt."""
@@ -81,7 +59,7 @@ class Relay(DriverPort):
     def keep(self, attempt: int, file: IO[bytes]) -> None:
         """Note that an attempt is complete. Called by the connection's thread."""
         with self._changed:
-            self._spools[attempt] = Spool(file)
+            self._files[attempt] = file
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -90,22 +68,29 @@ class Relay(DriverPort):
             self._ended = True
             self._changed.notify_all()
 
-    def arriving(self) -> Iterator[tuple[int, Spool]]:
-        """Yield attempts as they become complete, until the end."""
+    def arriving(self) -> Iterator[tuple[int, IO[bytes]]]:
+        """Yield attempts as they become complete, and what they have sent, until the end."""
         seen: set[int] = set()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._ended or len(self._spools) > len(seen))
-                new = [(one, spool) for one, spool in self._spools.items() if one not in seen]
+                self._changed.wait_for(lambda: self._ended or len(self._files) > len(seen))
+                new = [(one, file) for one, file in self._files.items() if one not in seen]
                 ended = self._ended
             yield from new
             seen.update(one for one, _ in new)
             if ended:
                 return
 
-    def take(self, attempts: list[int]) -> list[Spool]:
+    def take(self, attempts: list[int]) -> list[IO[bytes]]:
         """Return what these attempts have sent; the caller closes it. The rest is deleted."""
-        return [self._spools.pop(one) for one in attempts]
+        return [self._files.pop(one) for one in attempts]
+
+
+def sent_pieces(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield what an attempt has sent, a megabyte at a time. May be called again."""
+    file.seek(0)
+    while piece := file.read(_PIECE):
+        yield piece
 
 
 def send(entrance: Entrance, attempt: int, chunks: Iterable[bytes | memoryview]) -> None:
@@ -161,9 +146,10 @@ def _ipc_stream(first: pa.RecordBatch, others: Iterable[pa.RecordBatch]) -> Iter
     yield sink.getvalue()
 
 
-def read_batches(spool: Spool) -> Iterator[pa.RecordBatch]:
+def read_batches(file: IO[bytes]) -> Iterator[pa.RecordBatch]:
     """Yield the batches that an `IpcSender` has sent, one at a time. Runs on the driver."""
-    with pa.ipc.open_stream(spool.open()) as reader:
+    file.seek(0)
+    with pa.ipc.open_stream(file) as reader:
         yield from reader
 
 

@@ -31,14 +31,14 @@ from headwater.portal import (
     source_address,
 )
 from headwater.spark import catalyst
-from headwater.spark.arrow_plan import ArrowPlan
 from headwater.spark.executors import (
     DataFrameRows,
     ExecutorRows,
-    PackedRows,
+    Reading,
     RowChange,
     SpanRows,
     Unpacking,
+    UnpackingColumns,
     described_job,
     map_in_arrow,
     shown_parts,
@@ -52,6 +52,7 @@ from headwater.spark.parts import (
     Packed,
     Part,
     PartReader,
+    Receipt,
     SpanReader,
     SpanReport,
     TableRows,
@@ -80,13 +81,15 @@ class Span(ABC):
         self.parts = tuple(parts)
         self._spark = spark
         self._reader = reader
-        self._schemas = dict(schemas)
+        self._outputs = list(schemas)
         self._report: SpanReport | None = None
         self._kept: RDD[Packed] | DataFrame | None = None
-        self.frames = {name: SpanFrame(self, name, schema) for name, schema in schemas.items()}
+        self.frames = {
+            name: SpanFrame(self, name, RowChange(schema)) for name, schema in schemas.items()
+        }
 
     @abstractmethod
-    def _sum(self, receipts: Sequence[str]) -> SpanReport:
+    def _sum(self, receipts: Sequence[Receipt]) -> SpanReport:
         """Sum up what the tasks of a job say of their reading."""
 
     def report(self) -> SpanReport:
@@ -115,56 +118,46 @@ class Span(ABC):
 
     def _read(self) -> RDD[Packed] | DataFrame:
         """Have executors read the range and keep its rows; compare the parts."""
-        if self._spark.is_remote:
-            return self._read_by_session()
-        parts = [Part(index, blocks) for index, blocks in enumerate(self.parts)]
-        spread = self._spark.context.parallelize(parts, len(parts))
-        kept = spread.mapPartitions(_Pack(self._reader)).persist(StorageLevel.DISK_ONLY)
-        try:
-            self._compare(kept.mapPartitions(_receipts).collect())
-        except BaseException:
-            kept.unpersist()
-            raise
-        return kept
-
-    def _read_by_session(self) -> DataFrame:
-        """Do the same where all that there is of Spark is a session."""
-        numbers = self._spark.session.range(0, len(self.parts), 1, len(self.parts))
-        kept = map_in_arrow(numbers, _PackNumbered(_Pack(self._reader), self.parts), PACKED)
+        kept: RDD[Packed] | DataFrame
+        if self._spark.is_remote:  # all that there is of Spark is a session
+            numbers = self._spark.session.range(0, len(self.parts), 1, len(self.parts))
+            kept = map_in_arrow(numbers, _PackNumbered(self._reader, self.parts), PACKED)
+        else:
+            spread = self._spark.context.parallelize(self._numbered(), len(self.parts))
+            kept = spread.flatMap(self._reader.packed)
         kept = kept.persist(StorageLevel.DISK_ONLY)
         try:
-            receipts = kept.where(f"output = {RECEIPT}").select("rows").toArrow()
-            self._compare([said.decode() for said in receipts.column(0).to_pylist()])
+            self._compare(_receipts(kept))
         except BaseException:
             kept.unpersist()
             raise
         return kept
 
-    def dataframe(self, name: str, plans: Sequence[ArrowPlan] = ()) -> DataFrame:
-        """Return what plans make of an output's rows, as a DataFrame over what is kept."""
-        change = self._change(name, plans)
+    def _numbered(self) -> list[Part[Any]]:
+        return [Part(index, blocks) for index, blocks in enumerate(self.parts)]
+
+    def dataframe(self, name: str, change: RowChange) -> DataFrame:
+        """Return what becomes of an output's rows, as a DataFrame over what is kept."""
         schema = pa.schema([one.with_nullable(True) for one in change.schema])
         kept = self.keep()
         if isinstance(kept, RDD):
             kept = catalyst.of_rows(self._spark.session, kept, spark_schema(PACKED))
-        return map_in_arrow(kept, Unpacking(self._place(name), change), schema)
+        return map_in_arrow(kept, UnpackingColumns(self._unpacking(name), change), schema)
 
-    def _change(self, name: str, plans: Sequence[ArrowPlan]) -> RowChange:
-        return RowChange(plans[-1].schema if plans else self._schemas[name], tuple(plans))
-
-    def executor_rows(self, name: str, plans: Sequence[ArrowPlan] = ()) -> ExecutorRows:
-        """Return what plans make of an output's rows, where these lie: to be read, or kept."""
-        change = self._change(name, plans)
-        if self._kept is None and len(self._schemas) == 1 and not self._spark.is_remote:
-            context = self._spark.context
-            return SpanRows(context, self._reader, self.parts, self._compare, change)
+    def executor_rows(self, name: str, change: RowChange) -> ExecutorRows:
+        """Return what becomes of an output's rows, where these lie: to be read, or kept."""
+        if self._kept is None and len(self._outputs) == 1 and not self._spark.is_remote:
+            parts, reading = self._numbered(), Reading(self._reader)
+            shown = f"read and write {shown_parts(self.parts)}"
+            return SpanRows(self._spark.context, parts, reading, change, shown, self._compare)
         kept = self.keep()
-        if isinstance(kept, RDD):
-            return PackedRows(kept, Unpacking(self._place(name), change))
-        return DataFrameRows(self.dataframe(name, plans))
+        if not isinstance(kept, RDD):
+            return DataFrameRows(self.dataframe(name, change))
+        unpacking = self._unpacking(name)
+        return SpanRows(kept.context, kept, unpacking, change, "write rows that are kept")
 
-    def _place(self, name: str) -> int:
-        return list(self._schemas).index(name)
+    def _unpacking(self, name: str) -> Unpacking:
+        return Unpacking(self._outputs.index(name))
 
     def release(self) -> None:
         """Give up what is kept. May be repeated; frames can still be used, and are read again."""
@@ -179,7 +172,7 @@ class Span(ABC):
         self.release()
 
     def _compare(self, texts: Sequence[str]) -> None:
-        self._report = self._sum(texts)
+        self._report = self._sum([Receipt.from_text(one) for one in texts])
 
 
 class PortalSpan(Span):
@@ -192,7 +185,7 @@ class PortalSpan(Span):
         """The range, which the parts cover."""
         return BlockRange(self.parts[0].from_block, self.parts[-1].to_block)
 
-    def _sum(self, receipts: Sequence[str]) -> SpanReport:
+    def _sum(self, receipts: Sequence[Receipt]) -> SpanReport:
         complete = self._reader.query.include_all_blocks
         report = sum_receipts(receipts, self.parts, complete=complete)
         if report.refused:
@@ -260,36 +253,30 @@ def read_span(
 
 
 @dataclass(frozen=True, slots=True)
-class _Pack:
-    """Reads parts and packs their rows. It pickles, and runs on executors."""
+class _PackNumbered:
+    """Packs the rows of parts whose numbers Spark hands to a function. It pickles."""
 
     reader: SpanReader[Any]
-
-    def __call__(self, parts: Iterable[Part[Any]]) -> Iterator[Packed]:
-        """Yield the rows of the parts of one partition, and what is said of their reading."""
-        for part in parts:
-            yield from self.reader.packed(part)
-
-
-@dataclass(frozen=True, slots=True)
-class _PackNumbered:
-    """Does so with the numbers of parts, as Spark hands them to functions over batches."""
-
-    pack: _Pack
     parts: tuple[Any, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what is kept of the parts of one partition."""
         with coded_line_first():
             for batch in batches:
-                numbers = batch.column(0).to_pylist()
-                for output, rows in self.pack(Part(at, self.parts[at]) for at in numbers):
-                    made = {"output": output, "rows": rows}
-                    yield pa.RecordBatch.from_pylist([made], schema=PACKED)
+                for index in batch.column(0).to_pylist():
+                    for output, rows in self.reader.packed(Part(index, self.parts[index])):
+                        made = {"output": output, "rows": rows}
+                        yield pa.RecordBatch.from_pylist([made], schema=PACKED)
 
 
-def _receipts(packed: Iterable[Packed]) -> Iterator[str]:
-    """Yield what tasks say of their reading."""
-    for output, said in packed:
-        if output == RECEIPT:
-            yield said.decode()
+def _receipts(kept: RDD[Packed] | DataFrame) -> list[str]:
+    """Return what tasks say of their reading. Runs the job that reads."""
+    if isinstance(kept, RDD):
+        said = kept.filter(_is_receipt).values().collect()
+    else:
+        said = kept.where(f"output = {RECEIPT}").select("rows").toArrow().column(0).to_pylist()
+    return [one.decode() for one in said]
+
+
+def _is_receipt(packed: Packed) -> bool:
+    return packed[0] == RECEIPT

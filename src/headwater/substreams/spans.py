@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
@@ -62,14 +61,8 @@ class OutputSpan(Span):
         parts = split(outputs, spark.parallelism)
         super().__init__(spark, OutputReader(decoder), decoder.schemas, parts)
 
-    def _sum(self, receipts: Sequence[str]) -> SpanReport:
-        found = [msgspec.json.decode(one, type=Receipt) for one in receipts]
-        rows = dict.fromkeys(self.frames, 0)
-        for one in found:
-            for name, count in one.rows.items():
-                rows[name] += count
-        sizes = (sum(one.blocks for one in found), sum(one.bytes_read for one in found))
-        return SpanReport(*sizes, self.parts[-1][-1].clock.cursor, rows, {}, {})
+    def _sum(self, receipts: Sequence[Receipt]) -> SpanReport:
+        return SpanReport.of(receipts, self.parts[-1][-1].clock.cursor)
 
 
 def split(outputs: Sequence[ModuleOutput], parts: int) -> list[Held]:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from headwater.spark.entrance import Entrance
-from headwater.spark.relay import Relay, Spool, new_attempt, send
+from headwater.spark.relay import Relay, new_attempt, send, sent_pieces
 from headwater.targets.frames import block_range
 from headwater.targets.postgres.session import TryAgain
 from headwater.targets.postgres.transfer import Transfer
@@ -96,15 +96,15 @@ Publish = Callable[[Rows], None]
 class Staged:
     """What the tasks of one frame have sent, as far as Spark counts them."""
 
-    spools: list[Spool]
+    files: list[IO[bytes]]
     num_rows: int
     blocks: tuple[int | None, int | None, int]
     altered: Tally
 
     def read(self) -> Rows:
         """Yield the rows, a megabyte at a time."""
-        for spool in self.spools:
-            yield from spool.read()
+        for file in self.files:
+            yield from sent_pieces(file)
 
 
 class Distributed:
@@ -215,8 +215,8 @@ class Staging:
         """Delete what was staged for the batch that was committed, or given up."""
         staged, self._staged, self._next = self._staged, [], 0
         for one in staged:
-            for spool in one.spools:
-                spool.close()
+            for file in one.files:
+                file.close()
 
 
 class _Publisher:
@@ -254,23 +254,23 @@ class _Publisher:
             self._error = error
 
     def _rows(self) -> Rows:
-        for attempt, spool in self._relay.arriving():
+        for attempt, file in self._relay.arriving():
             if self._counted is None or attempt in self._counted:
                 self._published.add(attempt)
-                yield from spool.read()
+                yield from sent_pieces(file)
         if self._counted is None:
             raise InterruptedError("the Spark job has failed")
 
 
 def _staged(
-    spools: list[Spool], counted: Sequence[dict[str, Any]], receipts: Sequence[dict[str, Any]]
+    files: list[IO[bytes]], counted: Sequence[dict[str, Any]], receipts: Sequence[dict[str, Any]]
 ) -> Staged:
     altered = Tally()
     for one in receipts:
         altered.add(Tally.load(one[_ALTERED]))
     known = [one for one in counted if one["lowest"] is not None]
     return Staged(
-        spools,
+        files,
         sum(one["rows"] for one in counted),
         (
             min((one["lowest"] for one in known), default=None),
