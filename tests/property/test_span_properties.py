@@ -21,7 +21,7 @@ from headwater.core import (
     up_to,
 )
 from headwater.errors import InvalidOptionError, InvalidRangeError
-from headwater.spark.partitions import partition_count
+from headwater.spark.parts import partition_count
 
 BYTES = st.one_of(st.just(0.0), st.floats(0, 1e9, allow_subnormal=False))
 

@@ -19,8 +19,7 @@ from headwater.decode.columns.integers import Integer, integer_field, spark_meta
 from headwater.errors import HeadwaterError, TransformValueError
 from headwater.spark import Span, catalyst, read_span
 from headwater.spark.arrow_plan import ArrowPlan, in_arrow
-from headwater.spark.driver_rows import to_arrow
-from headwater.spark.frames import Frame, SpanFrame, spark_schema
+from headwater.spark.frames import Frame, SpanFrame, spark_schema, to_arrow
 from headwater.spark.plans import TransformPlan
 from headwater.spark.versions import arrow_function
 from headwater.testing import PortalServer

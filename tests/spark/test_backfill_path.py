@@ -17,7 +17,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 from headwater import evm, portal_stream
 from headwater.core import BlockRange
 from headwater.errors import BlockLinkError
-from headwater.spark import partitions, parts
+from headwater.spark import parts
 from headwater.targets import clickhouse_target, duckdb_target, postgres_target
 from headwater.targets.clickhouse import ClickHouseClient
 from headwater.targets.clickhouse import table as clickhouse_table
@@ -48,8 +48,8 @@ class Driver:
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut the small chain of the tests into several parts: four for a span on two cores."""
-    monkeypatch.setattr(partitions, "_SMALL_TASK", 20_000)
-    monkeypatch.setattr(partitions, "_TASKS_PER_CORE", 2)
+    monkeypatch.setattr(parts, "_SMALL_TASK", 20_000)
+    monkeypatch.setattr(parts, "_TASKS_PER_CORE", 2)
 
 
 @pytest.fixture

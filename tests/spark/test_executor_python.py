@@ -127,7 +127,7 @@ def test_only_a_session_gets_the_package() -> None:
 def test_a_forked_process_that_ends_leaves_the_zip_of_its_parent() -> None:
     program = (
         "import os, sys\n"
-        "from headwater.spark.ship import _archive\n"
+        "from headwater.spark.session import _archive\n"
         "path = _archive()\n"
         "child = os.fork()\n"
         "if child == 0: sys.exit()\n"

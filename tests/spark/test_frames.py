@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from headwater.decode.columns.integers import spark_metadata
 from headwater.errors import ColumnTypeError
 from headwater.spark import Frame, frames, spark_schema
-from headwater.spark.driver_rows import from_arrow, to_arrow
+from headwater.spark.frames import from_arrow, to_arrow
 from headwater.targets.frames import executor_rows
 
 WHEN = datetime(2024, 3, 10, 7, 30, 0, 123456, tzinfo=UTC)  # an hour that New York skips in 2024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headwater.core import BLOCK_COST, BlockRange, Density, even_partitions
 from headwater.portal import PortalClient, probe
 from headwater.query import EvmQuery
-from headwater.spark.partitions import plan_parts
+from headwater.spark.parts import plan_parts
 from headwater.testing import (
     ChainSim,
     ContentSettings,

@@ -21,7 +21,7 @@ from headwater.errors import RelayError
 from headwater.portal import PortalBudget, PortalClient, PortalLimits, portal_address
 from headwater.spark.entrance import connect
 from headwater.spark.parts import Part, PartReader, RawRows, Receipt
-from headwater.spark.permits import Office, PermitOffice, TaskPermits
+from headwater.spark.relay import Office, PermitOffice, TaskPermits
 from headwater.testing import Asked, PortalServer, Status, simulated_portal
 from headwater.testing.faults import RetryAfter
 from tests.shared import HANG_S

@@ -20,9 +20,8 @@ import pytest
 from headwater.address import Secret
 from headwater.errors import RelayError
 from headwater.spark import entrance as module
-from headwater.spark.entrance import PROOF_BYTES
+from headwater.spark.entrance import PROOF_BYTES, Identity, driver_identity, is_loopback, trusting
 from headwater.spark.relay import ATTEMPT_BYTES, RECEIVED, SIZE_BYTES, Relay, send, sent_pieces
-from headwater.spark.relay_tls import Identity, driver_identity, is_loopback, trusting
 from tests.shared import HANG_S
 
 ROWS = b"rows that strangers must not read " * 10

@@ -1,7 +1,7 @@
 """How much one run asks of a portal, by all of its processes together.
 
 The driver has the one `PortalBudget` of a run; its own clients ask it directly, those of executors
-over a connection (`headwater.spark.permits`). A request begins when the budget lets it, and its
+over a connection (`headwater.spark.relay`). A request begins when the budget lets it, and its
 bytes are counted as they arrive. When the portal says that it is asked too much (429, 529, or 503
 with Retry-After), nothing new begins until the time that it names has passed; then half as many
 requests as before run at once, and one more each time that all of them have succeeded. Nothing of

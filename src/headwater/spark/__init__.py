@@ -9,8 +9,7 @@ from headwater.spark.executors import ExecutorRows
 from headwater.spark.frames import Frame, SpanFrame, frames, spark_schema
 from headwater.spark.jvm import Java, find_java
 from headwater.spark.parts import SpanReport
-from headwater.spark.session import active_session, local_session, warm_up
-from headwater.spark.ship import ship
+from headwater.spark.session import active_session, local_session, ship, warm_up
 from headwater.spark.spans import Span, read_span
 
 __all__ = [

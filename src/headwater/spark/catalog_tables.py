@@ -19,9 +19,8 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import StructType
 
 from headwater.errors import LakeSchemaError, LakeStorageError, SparkTableError
-from headwater.spark.driver_rows import from_arrow
 from headwater.spark.failures import coded_failures
-from headwater.spark.frames import LikeDataFrame, spark_schema
+from headwater.spark.frames import LikeDataFrame, from_arrow, spark_schema
 from headwater.spark.session import active_session
 
 _WIDER = {

@@ -34,8 +34,7 @@ from headwater.portal import Address, PortalClient, RetryPolicy, probe, source_a
 from headwater.query import Query, check_limits
 from headwater.spark.frames import spark_schema
 from headwater.spark.options import Options, Use
-from headwater.spark.partitions import plan_parts
-from headwater.spark.parts import PartReader, PartsReader, RawRows, RowMaker, table_rows
+from headwater.spark.parts import PartReader, PartsReader, RawRows, RowMaker, plan_parts, table_rows
 
 _log = logging.getLogger(__name__)
 LARGE = 1 << 30  # bytes of block lines
@@ -56,17 +55,21 @@ class LoadedSource:
         return spark_schema(self.part_reader.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return Spark's reader. Called on the driver whenever a scan is planned.
-
-        Raises:
-            SourceOptionError: the user gave a schema, and it is another one.
-        """
-        if schema != self.schema:
-            raise SourceOptionError(
-                "the columns follow from the options; leave .schema(…) out",
-                columns=self.schema.simpleString(),
-            )
+        """Return Spark's reader. Called on the driver whenever a scan is planned."""
+        check_schema(schema, self.schema)
         return PartsReader(self.part_reader, self.parts)
+
+
+def check_schema(given: StructType, own: StructType) -> None:
+    """Compare the columns that Spark was given with those of a source.
+
+    Raises:
+        SourceOptionError: the user gave a schema, and it is another one.
+    """
+    if given != own:
+        raise SourceOptionError(
+            "the columns follow from the options; leave .schema(…) out", columns=own.simpleString()
+        )
 
 
 def load_source(options: Mapping[str, str]) -> LoadedSource:

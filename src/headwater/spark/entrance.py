@@ -1,10 +1,11 @@
 """A port of the driver that its own tasks can connect to, and nothing else.
 
 Both sides prove that they know the port's secret, without saying it. Where other machines can reach
-the port, connections are TLS, and tasks accept only the certificate that came with their work
-(`relay_tls`). A connection that proves nothing within `patience_s` is cut, and so is the oldest
-such connection where more than `waiting` of them are open. A machine that is gone without a word
-loses its connections within two minutes. Leaving the port cuts all connections.
+the port, connections are TLS, and tasks accept only the certificate that came with their work: no
+authority vouches for it, and it is gone with the process. A connection that proves nothing within
+`patience_s` is cut, and so is the oldest such connection where more than `waiting` of them are
+open. A machine that is lost loses its connections within two minutes. Leaving the port cuts all
+connections.
 """
 
 from __future__ import annotations
@@ -19,13 +20,27 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from ipaddress import ip_address
 from socketserver import BaseRequestHandler, ThreadingTCPServer
+from tempfile import NamedTemporaryFile
 from threading import Lock, Thread
 from typing import Any, Self
 
+from Crypto.Hash import SHA256
+from Crypto.PublicKey import ECC
+from Crypto.Signature import DSS
+from Crypto.Util.asn1 import (
+    DerBitString,
+    DerInteger,
+    DerObjectId,
+    DerOctetString,
+    DerSequence,
+    DerSetOf,
+)
+
 from headwater.address import Secret
 from headwater.errors import InvalidOptionError, RelayError
-from headwater.spark.relay_tls import driver_identity, is_loopback, trusting
 
 PROOF_BYTES = 32
 PATIENCE_S = 10.0
@@ -276,3 +291,78 @@ class _Handler(BaseRequestHandler):
             return False
         self.request.sendall(_proof(token, b"driver", asked, own))
         return True
+
+
+# --- TLS: `ssl` cannot make certificates, so the few fields of one are written here ---------------
+
+
+_ECDSA_SHA256 = "1.2.840.10045.4.3.2"
+_COMMON_NAME = "2.5.4.3"
+_UTF8_STRING, _UTC_TIME, _VERSION = 0x0C, 0x17, 0xA0
+_VALID = (b"200101000000Z", b"491231235959Z")  # clocks of machines differ; the process ends it
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the driver proves with that it is the driver."""
+
+    certificate: bytes  # DER; public
+    context: ssl.SSLContext
+
+
+@cache
+def driver_identity() -> Identity:
+    """Return key and certificate of this process. Runs on the driver."""
+    key = ECC.generate(curve="P-256")
+    certificate = _self_signed(key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    with NamedTemporaryFile(mode="w", suffix=".pem") as file:  # for the user alone, and gone below
+        file.write(ssl.DER_cert_to_PEM_cert(certificate) + key.export_key(format="PEM") + "\n")
+        file.flush()
+        context.load_cert_chain(file.name)
+    return Identity(certificate, context)
+
+
+def trusting(certificate: bytes) -> ssl.SSLContext:
+    """Return the settings of a connection to the holder of this certificate, and to no other.
+
+    Runs on executors. The name of the driver does not count: the certificate is the name.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=certificate)
+    return context
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine as only this machine can reach it."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _self_signed(key: ECC.EccKey) -> bytes:
+    algorithm = DerSequence([DerObjectId(_ECDSA_SHA256)])
+    part = DerSequence([DerObjectId(_COMMON_NAME), _tagged(_UTF8_STRING, b"headwater")])
+    name = DerSequence([DerSetOf([part.encode()])])
+    content = DerSequence(
+        [
+            _tagged(_VERSION, DerInteger(2).encode()),  # X.509 v3
+            DerInteger(secrets.randbits(120)),
+            algorithm,
+            name,
+            DerSequence([_tagged(_UTC_TIME, moment) for moment in _VALID]),
+            name,
+            key.public_key().export_key(format="DER"),
+        ]
+    ).encode()
+    signature = DSS.new(key, "fips-186-3", encoding="der").sign(SHA256.new(content))
+    return DerSequence([content, algorithm, DerBitString(signature)]).encode()
+
+
+def _tagged(tag: int, payload: bytes) -> bytes:
+    return bytes([tag]) + DerOctetString(payload).encode()[1:]

@@ -28,10 +28,9 @@ from pyspark.util import PythonEvalType
 
 from headwater.core import BlockRange
 from headwater.spark.arrow_plan import ArrowPlan
-from headwater.spark.driver_rows import to_arrow
 from headwater.spark.entrance import driver_address
 from headwater.spark.failures import coded_failures
-from headwater.spark.frames import spark_schema
+from headwater.spark.frames import spark_schema, to_arrow
 from headwater.spark.parts import Packed, Part, Receipt, SpanReader, unpacked
 from headwater.spark.relay import IpcSender, Relay, read_batches
 from headwater.spark.versions import described, is_connect

@@ -8,6 +8,7 @@ reads its part from the beginning and yields the same rows, because only final b
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,17 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headwater import __version__
-from headwater.core import Answer, BlockCursor, BlockHeader, BlockRange, Blocks, Fork
+from headwater.core import (
+    Answer,
+    BlockCursor,
+    BlockHeader,
+    BlockRange,
+    Blocks,
+    Density,
+    Fork,
+    block_count,
+    even_partitions,
+)
 from headwater.decode import Decoded, Output, decode_outputs
 from headwater.errors import (
     BlockLinkError,
@@ -28,6 +39,7 @@ from headwater.errors import (
     coded_line_first,
 )
 from headwater.portal import (
+    SAMPLES,
     Address,
     BlockOrder,
     Dataset,
@@ -37,11 +49,12 @@ from headwater.portal import (
     StreamQuery,
     Timeouts,
     open_transport,
+    probe,
     sources_of,
 )
 from headwater.portal.budget import Permits, UnlimitedPermits
 from headwater.read_ahead import ReadAhead
-from headwater.spark.permits import Office, TaskPermits
+from headwater.spark.relay import Office, TaskPermits
 
 Item = TypeVar("Item")
 
@@ -433,3 +446,47 @@ class PartsReader(DataSourceReader):
         """Read one part. Called on an executor, once per attempt of the task."""
         with coded_line_first():
             yield from self._reader.read(partition.value)
+
+
+# --- into how many parts a span is cut ------------------------------------------------------------
+
+
+_TASKS_PER_CORE = 4
+_SMALL_TASK = 1 << 20
+_LARGE_TASK = 64 << 20
+_UNKNOWN = 10_000.0  # bytes of a block that was not measured
+
+
+def plan_parts(
+    client: PortalClient,
+    query: StreamQuery,
+    block_range: BlockRange,
+    *,
+    partitions: int | None,
+    cores: int,
+    samples: int = SAMPLES,
+    densities: Sequence[Density] = (),
+) -> list[BlockRange]:
+    """Return the parts that tasks will read: measure the range, choose how many, cut evenly.
+
+    Called on the driver, once per range. What was measured already is not measured again. Without
+    `samples`, or for one part, nothing is asked and all blocks count as equal.
+    """
+    if not densities:
+        if samples > 0 and min(block_count(block_range), partitions or 2) > 1:
+            densities = probe(client, query, block_range, samples)
+        else:
+            densities = [Density(block_range, _UNKNOWN)]
+    count = partition_count(densities, cores) if partitions is None else partitions
+    return even_partitions(densities, count)
+
+
+def partition_count(densities: Sequence[Density], cores: int) -> int:
+    """Return into how many parts to cut, if the user does not say.
+
+    Four per core keep all cores busy to the end; but no task is so small that starting it costs
+    more than running it, or so large that repeating it hurts.
+    """
+    total = sum(one.total for one in densities)
+    wanted = min(_TASKS_PER_CORE * cores, math.ceil(total / _SMALL_TASK))
+    return max(1, wanted, math.ceil(total / _LARGE_TASK))

@@ -30,8 +30,14 @@ import headwater
 from headwater.errors import ColumnTypeError, TransformActionError, TransformPlanError
 from headwater.spark import catalyst
 from headwater.spark.arrow_plan import ArrowPlan, before_spark, in_arrow
-from headwater.spark.driver_rows import to_arrow
-from headwater.spark.frames import Frame, LikeDataFrame, SpanFrame, SparkProvider, spark_schema
+from headwater.spark.frames import (
+    Frame,
+    LikeDataFrame,
+    SpanFrame,
+    SparkProvider,
+    spark_schema,
+    to_arrow,
+)
 
 Schema: TypeAlias = "pa.Schema | StructType"
 _REFUSED = re.compile(

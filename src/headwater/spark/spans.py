@@ -45,7 +45,6 @@ from headwater.spark.executors import (
 )
 from headwater.spark.failures import coded_failures
 from headwater.spark.frames import SpanFrame, spark_schema
-from headwater.spark.partitions import plan_parts
 from headwater.spark.parts import (
     PACKED,
     RECEIPT,
@@ -56,6 +55,7 @@ from headwater.spark.parts import (
     SpanReader,
     SpanReport,
     TableRows,
+    plan_parts,
     sum_receipts,
 )
 from headwater.spark.startup import SparkOfRun

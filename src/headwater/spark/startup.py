@@ -26,8 +26,7 @@ from headwater.spark.archive import make_later
 from headwater.spark.entrance import driver_address
 from headwater.spark.jvm import cut_wait
 from headwater.spark.local_start import LocalStart, active_context, without_words_of_py4j
-from headwater.spark.permits import PORT as PERMITS_PORT
-from headwater.spark.permits import Office, PermitOffice
+from headwater.spark.relay import PERMITS_PORT, Office, PermitOffice
 from headwater.spark.session import NARROW, active_session, settings_of
 from headwater.spark.versions import check_session, is_connect, parallelism
 

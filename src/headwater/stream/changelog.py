@@ -40,10 +40,22 @@ from headwater.portal import Clock, SystemClock
 from headwater.runtime import ALONE, Runtime
 from headwater.spark.parts import Part, Receipt, RowMaker
 from headwater.spark.streaming.changelog_rows import InsertRows, changelog_schema, retracted
-from headwater.spark.streaming.journal import Change, Journal, Segment
-from headwater.spark.streaming.offsets import Offset, ReadFrom, final_number
-from headwater.spark.streaming.source import ChangelogPart, FinalPart, JournalPart
-from headwater.spark.streaming.upstream import Changelog, Limits, Upstream
+from headwater.spark.streaming.journal import (
+    Change,
+    Journal,
+    Offset,
+    ReadFrom,
+    Segment,
+    final_number,
+)
+from headwater.spark.streaming.source import (
+    Changelog,
+    ChangelogPart,
+    FinalPart,
+    JournalPart,
+    Limits,
+    Upstream,
+)
 from headwater.targets.contract import Capabilities
 
 WAIT_S = 1.0

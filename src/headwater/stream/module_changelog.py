@@ -28,7 +28,7 @@ from headwater.spark.parts import Receipt, RowMaker
 from headwater.spark.streaming.changelog_rows import changelog_schema
 from headwater.spark.streaming.folder import open_folder
 from headwater.spark.streaming.journal import Journal
-from headwater.spark.streaming.upstream import Changelog, Limits, Upstream
+from headwater.spark.streaming.source import Changelog, Limits, Upstream
 from headwater.stream.substreams import SubstreamsStream, substreams_stream
 from headwater.substreams.client import SubstreamsClient
 from headwater.substreams.cursors import CursorLog

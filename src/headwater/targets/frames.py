@@ -31,8 +31,8 @@ def executor_rows(frame: Any) -> ExecutorRows | None:
         return rows
     if not type(frame).__module__.startswith("pyspark.sql."):
         return None
-    from headwater.spark.driver_rows import are_few
     from headwater.spark.executors import DataFrameRows
+    from headwater.spark.frames import are_few
 
     return None if are_few(frame) else DataFrameRows(frame)
 
@@ -52,7 +52,7 @@ def to_arrow(frame: Any) -> pa.Table:
             got=type(frame).__name__,
         )
     if type(frame).__module__.startswith("pyspark.sql."):
-        from headwater.spark.driver_rows import to_arrow as collect
+        from headwater.spark.frames import to_arrow as collect
 
         return collect(frame)
     return frame.toArrow()

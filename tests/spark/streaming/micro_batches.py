@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from headwater.core import BlockRange, Blocks, SpanLimits
 from headwater.decode import evm
@@ -22,10 +22,15 @@ from headwater.spark.datasource import RawQuery
 from headwater.spark.parts import Receipt, RowMaker, table_rows
 from headwater.spark.streaming.changelog_rows import InsertRows
 from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
-from headwater.spark.streaming.journal import Journal
-from headwater.spark.streaming.offsets import Offset
-from headwater.spark.streaming.source import ChangelogPart, FinalPart
-from headwater.spark.streaming.upstream import Changelog, Limits, PortalUpstream, Upstream
+from headwater.spark.streaming.journal import Journal, Offset
+from headwater.spark.streaming.source import (
+    Changelog,
+    ChangelogPart,
+    FinalPart,
+    Limits,
+    PortalUpstream,
+    Upstream,
+)
 from headwater.stream.changelog import Follower
 from headwater.testing import PortalServer, PortalSim, SimTransport, VirtualClock
 from tests.stream.truth import transfers
@@ -115,7 +120,8 @@ class Query:
             folder: Folder = LocalFolder(self.folder, wait_s=0)
             if self._address is not None:
                 folder = open_folder(self._address)
-            journal = Journal(MortalFolder(folder, self._may_die), self._fingerprint)
+            mortal = cast("Folder", MortalFolder(folder, self._may_die))
+            journal = Journal(mortal, self._fingerprint)
         upstream = self.upstream()
         changelog = Changelog(upstream, self._row_maker, journal, self._limits)
         return Follower(changelog, self.clock)

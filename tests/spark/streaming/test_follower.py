@@ -26,10 +26,14 @@ from headwater.errors import MissingBlocksError
 from headwater.pipeline import Answers, Said, Source
 from headwater.portal import PortalClient
 from headwater.spark.streaming.folder import LocalFolder
-from headwater.spark.streaming.journal import Journal
-from headwater.spark.streaming.offsets import Offset, ReadFrom
-from headwater.spark.streaming.source import FinalPart, JournalPart, load_stream
-from headwater.spark.streaming.upstream import Changelog, Upstream
+from headwater.spark.streaming.journal import Journal, Offset, ReadFrom
+from headwater.spark.streaming.source import (
+    Changelog,
+    FinalPart,
+    JournalPart,
+    Upstream,
+    load_stream,
+)
 from headwater.stream.changelog import Follower
 from headwater.testing import (
     Balance,

@@ -26,11 +26,12 @@ from headwater.spark.streaming.folder import Folder, LocalFolder, open_folder
 from headwater.spark.streaming.journal import (
     HEADER,
     Journal,
+    Offset,
+    ReadFrom,
     decode_segment,
     encode_segment,
     segment_rows,
 )
-from headwater.spark.streaming.offsets import Offset, ReadFrom
 from headwater.spark.streaming.source import is_stream, load_stream
 from headwater.testing import ChainSim, ContentSettings, PortalSim
 from tests.spark.streaming.micro_batches import Killed, Query, limits

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import IO, Protocol
+from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from pyarrow import ArrowInvalid, fs
@@ -27,46 +27,12 @@ _NATIVE = {"s3": "s3", "s3a": "s3", "s3n": "s3", "hdfs": "hdfs", "viewfs": "view
 WAIT_S = 15.0  # for the process of a query that has just been stopped
 
 
-class Folder(Protocol):
-    """Files by name. All of them are small."""
-
-    def open(self) -> None:
-        """Make the folder if there is none, and keep other processes out where that can be done."""
-        ...
-
-    def close(self) -> None:
-        """Let other processes in."""
-        ...
-
-    def names(self) -> list[str]:
-        """Return the names of the files, in order."""
-        ...
-
-    def read(self, name: str) -> bytes | None:
-        """Return a file; None if there is none."""
-        ...
-
-    def create(self, name: str, data: bytes) -> None:
-        """Write a file that is not there yet, and make sure that it stays."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Remove a file; nothing happens if there is none."""
-        ...
-
-
 def open_folder(address: str) -> Folder:
-    """Return the folder of this name: a path, a file: address, or an address for fsspec.
-
-    Raises:
-        SourceOptionError: it has credentials, or needs a driver that is not installed.
-    """
+    """Return the folder of a journal; `open_files` says of which name, and what it refuses."""
     files, path = open_files(address)
-    return (
-        LocalFolder(Path(path))
-        if isinstance(files, fs.LocalFileSystem)
-        else RemoteFolder(files, path)
-    )
+    if isinstance(files, fs.LocalFileSystem):
+        return LocalFolder(Path(path))
+    return RemoteFolder(files, path)
 
 
 def open_files(address: str) -> tuple[fs.FileSystem, str]:
@@ -101,7 +67,7 @@ def open_files(address: str) -> tuple[fs.FileSystem, str]:
 
 
 class LocalFolder:
-    """A folder on this machine; one process at a time."""
+    """A folder on this machine; one process at a time. All files are small."""
 
     def __init__(self, path: Path, *, wait_s: float = WAIT_S) -> None:
         self._path = path
@@ -279,6 +245,9 @@ class RemoteFolder:
     def _delete(self, name: str) -> None:
         with suppress(FileNotFoundError), _storing("removed from"):
             self._files.delete_file(f"{self._path}/{name}")
+
+
+Folder = LocalFolder | RemoteFolder
 
 
 def _claim(epoch: int, token: str) -> str:

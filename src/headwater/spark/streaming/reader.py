@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headwater.errors import coded_line_first
-from headwater.spark.streaming.offsets import Offset
+from headwater.spark.streaming.journal import Offset
 from headwater.spark.streaming.source import ChangelogPart, FinalPart, Follow, LoadedStream
 
 if TYPE_CHECKING:
