@@ -14,7 +14,7 @@ from headwater.errors import (
     WorkerLostError,
     WorkerSilentError,
 )
-from headwater.spark.failures import coded_error, coded_failures
+from headwater.spark.executors import coded_error, coded_failures
 
 
 def test_the_innermost_error_of_a_traceback_is_found() -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import headwater as hw
 from headwater.errors import IntegerRangeError, InvalidOptionError
-from headwater.spark.failures import coded_failures
+from headwater.spark.executors import coded_failures
 from headwater.spark.numbers import add, subtract
 
 LARGEST = 2**256 - 1

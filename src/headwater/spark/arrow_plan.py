@@ -33,14 +33,7 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _ORDERED = (*_INTEGERS, pa.string(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"))
 _DIGITS = 19  # of the longest int64
-_COMPARISONS = {
-    "EqualTo": "equal", "GreaterThan": "greater", "GreaterThanOrEqual": "greater_equal",
-    "LessThan": "less", "LessThanOrEqual": "less_equal",
-}  # fmt: skip
-_OF_BOOLEANS = {"And": "and_kleene", "Or": "or_kleene", "Not": "invert"}
-_OF_ANYTHING = {"IsNull": "is_null", "IsNotNull": "is_valid"}
 _OF_TEXT = {"StartsWith": "starts_with", "EndsWith": "ends_with", "Contains": "match_substring"}
-_OF_FRACTIONS = {"Add": "add", "Subtract": "subtract", "Multiply": "multiply", "Divide": "divide"}
 _ABOVE_LEAF = {"PipeOperator", "ResolvedHint", "SubqueryAlias", "View"}  # they change nothing
 
 
@@ -171,9 +164,10 @@ def before_spark(session: SparkSession, node: catalyst.Node) -> ArrowPlan | None
     Rows that its lowest filters leave out, and columns that nothing reads, need not cross. None if
     it has several leaves. The names of the columns are their places. Runs no job.
     """
-    if len(sources := leaves(node)) != 1 or (places := catalyst.used(session, node)) is None:
+    if len(node.leaves) != 1 or (places := catalyst.used(session, node)) is None:
         return None
-    attributes = catalyst.items(sources[0].plan.output())
+    (leaf,) = node.leaves
+    attributes = catalyst.items(leaf.plan.output())
     try:
         columns = tuple(_leaf(attributes[place], place) for place in places)
     except _LeftToSpark:
@@ -181,14 +175,7 @@ def before_spark(session: SparkSession, node: catalyst.Node) -> ArrowPlan | None
     if not columns:
         return None
     fields = [pa.field(str(place), one.kind) for place, one in zip(places, columns, strict=True)]
-    return ArrowPlan(str(sources[0].source), _first_conditions(node), columns, pa.schema(fields))
-
-
-def leaves(node: catalyst.Node) -> list[catalyst.Node]:
-    """Return the leaves of a plan that stand over rows of a batch."""
-    if node.source is not None:
-        return [node]
-    return [leaf for child in node.children for leaf in leaves(child)]
+    return ArrowPlan(str(leaf.source), _first_conditions(node), columns, pa.schema(fields))
 
 
 def _first_conditions(node: catalyst.Node) -> tuple[Expression, ...]:
@@ -196,7 +183,7 @@ def _first_conditions(node: catalyst.Node) -> tuple[Expression, ...]:
     try:
         return _walked(node)[1]
     except _LeftToSpark:
-        return _first_conditions(next(one for one in node.children if one.sources))
+        return _first_conditions(next(one for one in node.children if one.leaves))
 
 
 _Walked = tuple[str, tuple[Expression, ...], dict[int, Expression]]
@@ -257,11 +244,14 @@ def _expression(node: Any, known: Mapping[int, Expression]) -> Expression:
     kind = _kind(node)
     if name == "Literal":
         return Expression("literal", kind, value=_literal(node, kind))
-    make = _MAKERS.get(name)
-    if make is None:
+    if name not in _FUNCTIONS and name not in _MAKERS:
         raise _LeftToSpark
     parts = tuple(_expression(one, known) for one in catalyst.items(node.children()))
-    made = make(node, kind, parts)
+    if name in _MAKERS:
+        made = _MAKERS[name](node, kind, parts)
+    else:
+        function, allows = _FUNCTIONS[name]
+        made = Expression(function, kind, parts) if allows(kind, parts) else None
     if made is None or (made.parts and any(one.may_fail for one in parts)):
         raise _LeftToSpark  # whether a part is computed at all would depend on the others
     return made
@@ -274,20 +264,6 @@ def _literal(node: Any, kind: pa.DataType) -> Any:
     return value.toString() if kind == pa.string() and not isinstance(value, str) else value
 
 
-def _compared(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
-    one, other = parts
-    if one.kind != other.kind or one.kind not in _ORDERED:
-        return None
-    return Expression(_COMPARISONS[node.getClass().getSimpleName()], kind, parts)
-
-
-def _plain(names: Mapping[str, str]) -> Callable[..., Expression | None]:
-    def make(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
-        return Expression(names[node.getClass().getSimpleName()], kind, parts)
-
-    return make
-
-
 def _in(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
     value, *of = parts
     if value.kind not in _ORDERED or not value.columns:
@@ -296,19 +272,6 @@ def _in(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expressi
         return None
     known = pa.array([one.value for one in of], value.kind)
     return Expression("is_in", kind, (value,), known)
-
-
-def _fraction(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
-    if kind != pa.float64() or any(part.kind != kind for part in parts):
-        return None
-    name = _OF_FRACTIONS[node.getClass().getSimpleName()]
-    if name == "divide" and not (parts[1].name == "literal" and parts[1].value):
-        return None  # Spark refuses to divide by 0
-    return Expression(name, kind, parts)
-
-
-def _coalesce(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
-    return Expression("coalesce", kind, parts) if _are_values(kind, parts) else None
 
 
 def _case(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
@@ -322,17 +285,8 @@ def _case(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expres
     return made
 
 
-def _concat(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
-    is_text = kind == pa.string() and all(part.kind == kind for part in parts)
-    return Expression("concat", kind, parts) if is_text and len(parts) > 1 else None
-
-
 def _are_values(kind: pa.DataType, parts: Iterable[Expression]) -> bool:
     return kind in (*_ORDERED, pa.bool_(), pa.float64()) and all(p.kind == kind for p in parts)
-
-
-def _length(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
-    return Expression("utf8_length", kind, parts) if parts[0].kind == pa.string() else None
 
 
 def _of_text(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
@@ -367,17 +321,56 @@ def _cast(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expres
     return None
 
 
+_Parts = tuple[Expression, ...]
+
+
+def _are_ordered(kind: pa.DataType, parts: _Parts) -> bool:
+    return parts[0].kind == parts[1].kind and parts[0].kind in _ORDERED
+
+
+def _are_fractions(kind: pa.DataType, parts: _Parts) -> bool:
+    return kind == pa.float64() and all(part.kind == kind for part in parts)
+
+
+def _divides(kind: pa.DataType, parts: _Parts) -> bool:
+    """Tell whether it is a division that Spark cannot refuse: by a number that is not 0."""
+    return _are_fractions(kind, parts) and parts[1].name == "literal" and bool(parts[1].value)
+
+
+def _are_texts(kind: pa.DataType, parts: _Parts) -> bool:
+    return kind == pa.string() and len(parts) > 1 and all(part.kind == kind for part in parts)
+
+
+def _is_any(kind: pa.DataType, parts: _Parts) -> bool:
+    return True
+
+
+_FUNCTIONS: dict[str, tuple[str, Callable[[pa.DataType, _Parts], bool]]] = {
+    "Add": ("add", _are_fractions),
+    "And": ("and_kleene", _is_any),
+    "Coalesce": ("coalesce", _are_values),
+    "Concat": ("concat", _are_texts),
+    "Divide": ("divide", _divides),
+    "EqualTo": ("equal", _are_ordered),
+    "GreaterThan": ("greater", _are_ordered),
+    "GreaterThanOrEqual": ("greater_equal", _are_ordered),
+    "IsNotNull": ("is_valid", _is_any),
+    "IsNull": ("is_null", _is_any),
+    "Length": ("utf8_length", lambda kind, parts: bool(parts[0].kind == pa.string())),
+    "LessThan": ("less", _are_ordered),
+    "LessThanOrEqual": ("less_equal", _are_ordered),
+    "Multiply": ("multiply", _are_fractions),
+    "Not": ("invert", _is_any),
+    "Or": ("or_kleene", _is_any),
+    "Subtract": ("subtract", _are_fractions),
+}
+"""Expressions of Spark's that are one function of Arrow's, where types and parts allow it."""
+
 _MAKERS: dict[str, Callable[..., Expression | None]] = {
-    **dict.fromkeys(_COMPARISONS, _compared),
-    **dict.fromkeys(_OF_BOOLEANS, _plain(_OF_BOOLEANS)),
-    **dict.fromkeys(_OF_ANYTHING, _plain(_OF_ANYTHING)),
     **dict.fromkeys(_OF_TEXT, _of_text),
-    **dict.fromkeys(_OF_FRACTIONS, _fraction),
     "CaseWhen": _case,
     "Cast": _cast,
-    "Coalesce": _coalesce,
-    "Concat": _concat,
     "If": _case,
     "In": _in,
-    "Length": _length,
 }
+"""Expressions that are more than that."""

@@ -19,7 +19,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import StructType
 
 from headwater.errors import LakeSchemaError, LakeStorageError, SparkTableError
-from headwater.spark.failures import coded_failures
+from headwater.spark.executors import coded_failures
 from headwater.spark.frames import LikeDataFrame, from_arrow, spark_schema
 from headwater.spark.session import active_session
 

@@ -86,10 +86,16 @@ class Node:
     hidden: Any = None
 
     @property
+    def leaves(self) -> list[Node]:
+        """The leaves that stand over rows of a batch."""
+        if self.source is not None:
+            return [self]
+        return [leaf for child in self.children for leaf in child.leaves]
+
+    @property
     def sources(self) -> frozenset[str]:
         """The outputs that it stands over."""
-        own = frozenset[str]() if self.source is None else frozenset((self.source,))
-        return own.union(*(child.sources for child in self.children))
+        return frozenset(leaf.source for leaf in self.leaves if leaf.source is not None)
 
 
 def taken_apart(session: SparkSession, plan: Any, leaves: Mapping[int, str]) -> Node:
@@ -168,13 +174,11 @@ def used(session: SparkSession, node: Node) -> tuple[int, ...] | None:
 
     Spark's optimizer says so: nothing reads what it has left out.
     """
-    (source,) = node.sources
+    (leaf,) = node.leaves
     inner: Any = session
-    leaf = leaf_of(node)
-    rows = leaf.plan.rdd()
-    schema = leaf.plan.schema()
+    rows, schema = leaf.plan.rdd(), leaf.plan.schema()
     empty = Classic(inner._jsparkSession.internalCreateDataFrame(rows, schema, False), session)
-    above = bound(session, node, {source: empty})._jdf.queryExecution().optimizedPlan()
+    above = bound(session, node, {str(leaf.source): empty})._jdf.queryExecution().optimizedPlan()
     ways = list(_ways(above, rows.id()))
     if len(ways) != 1:
         return None
@@ -189,13 +193,6 @@ def used(session: SparkSession, node: Node) -> tuple[int, ...] | None:
         if name != "Filter":
             break
     return None
-
-
-def leaf_of(node: Node) -> Node:
-    """Return the first leaf of a plan that stands over rows of a batch."""
-    while node.source is None:
-        node = next(child for child in node.children if child.sources)
-    return node
 
 
 def _ways(plan: Any, rows: int) -> Iterator[list[Any]]:

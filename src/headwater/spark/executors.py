@@ -12,24 +12,33 @@ count its first attempt.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import RDD, SparkContext, TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from headwater.core import BlockRange
+from headwater.errors import (
+    REGISTRY,
+    ExecutorPythonError,
+    HeadwaterError,
+    WorkerLostError,
+    WorkerSilentError,
+)
 from headwater.spark.arrow_plan import ArrowPlan
 from headwater.spark.entrance import driver_address
-from headwater.spark.failures import coded_failures
 from headwater.spark.frames import spark_schema, to_arrow
 from headwater.spark.parts import Packed, Part, Receipt, SpanReader, unpacked
 from headwater.spark.relay import IpcSender, Relay, read_batches
@@ -127,7 +136,7 @@ class DataFrameRows(ExecutorRows):
         """Call a function with the batches of each partition."""
         described = described_job(self.session, "write rows")
         with coded_failures(), _batches_by_count(self.session), described:
-            made = map_in_arrow(self._frame, _WithPart(function), schema)
+            made = map_in_arrow(self._frame, partial(_with_part, function), schema)
             return made.toArrow().cast(schema)
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
@@ -165,17 +174,22 @@ class RowChange:
                 yield batch if batch.schema.names == names else batch.select(names)
 
 
+Opened = tuple[int, Receipt | None, Iterator[pa.RecordBatch]]
+"""The number of a part, the receipt of its reading if it is read now, and its rows."""
+Opening = Callable[[int, Iterable[Any]], Iterator[Opened]]
+
+
 @dataclass
 class SpanRows(ExecutorRows):
     """The rows of one output of a span, read or unpacked by the very tasks that work on them.
 
-    `items` are what these tasks are given: the parts of the span, for `Reading`, or what Spark
-    keeps of it, for `Unpacking`. `check` is given the receipts once all have ended.
+    `items` are what these tasks are given: the parts of the span, or what Spark keeps of it, and
+    `opened` makes rows of them. `check` is given the receipts once all have ended.
     """
 
     context: SparkContext
     items: Sequence[Part[Any]] | RDD[Packed]
-    opened: Reading | Unpacking
+    opened: Opening
     change: RowChange
     shown: str
     check: Callable[[Sequence[str]], None] = lambda receipts: None
@@ -191,7 +205,7 @@ class SpanRows(ExecutorRows):
 
     def run(self, function: PartFunction, schema: pa.Schema) -> pa.Table:
         """Call a function with the batches of each part, in the task that has them."""
-        task: Any = _PartTask(self.opened, self.change, function, schema)
+        task: Any = partial(_work, self.opened, self.change, function, schema)
         with coded_failures(), described_job(self.context, self.shown):
             items: Any = self.items
             if not isinstance(items, RDD):
@@ -202,71 +216,46 @@ class SpanRows(ExecutorRows):
         return pa.concat_tables([schema.empty_table(), *tables])
 
 
-Opened = tuple[int, Receipt | None, Iterator[pa.RecordBatch]]
-"""The number of a part, the receipt of its reading if it is read now, and its rows."""
+def read_parts(reader: SpanReader[Any], index: int, parts: Iterable[Part[Any]]) -> Iterator[Opened]:
+    """Read the parts of a partition. Runs on executors."""
+    for part in parts:
+        receipt = Receipt(part.index)
+        yield part.index, receipt, reader.rows(part, receipt)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Reads the parts of a partition. It pickles, and runs on executors."""
-
-    reader: SpanReader[Any]
-
-    def __call__(self, index: int, parts: Iterable[Part[Any]]) -> Iterator[Opened]:
-        """Yield the parts."""
-        for part in parts:
-            receipt = Receipt(part.index)
-            yield part.index, receipt, self.reader.rows(part, receipt)
+def unpack_part(output: int, index: int, kept: Iterable[Packed]) -> Iterator[Opened]:
+    """Make rows of one output of what Spark keeps of a part. Runs on executors."""
+    yield index, None, _unpacked(output, kept)
 
 
-@dataclass(frozen=True, slots=True)
-class Unpacking:
-    """Makes rows of one output of what Spark keeps. It pickles, and runs on executors."""
-
-    output: int
-
-    def __call__(self, index: int, kept: Iterable[Packed]) -> Iterator[Opened]:
-        """Yield the rows of a partition, which is a part."""
-        yield index, None, self.rows(kept)
-
-    def rows(self, kept: Iterable[tuple[int, Any]]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows."""
-        return (batch for output, rows in kept if output == self.output for batch in unpacked(rows))
+def unpack_columns(output: int, change: RowChange, batches: Batches) -> Iterator[pa.RecordBatch]:
+    """Make rows of one output where Spark has made columns of what it keeps. Runs on executors."""
+    for batch in batches:
+        outputs, rows = batch.column(0).to_pylist(), batch.column(1)
+        kept = zip(outputs, (one.as_buffer() for one in rows), strict=True)
+        yield from change(_unpacked(output, kept))
 
 
-@dataclass(frozen=True, slots=True)
-class UnpackingColumns:
-    """Does so where Spark has made columns of what it keeps. It pickles."""
-
-    unpacking: Unpacking
-    change: RowChange
-
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Yield the rows."""
-        for batch in batches:
-            outputs, rows = batch.column(0).to_pylist(), batch.column(1)
-            kept = zip(outputs, (one.as_buffer() for one in rows), strict=True)
-            yield from self.change(self.unpacking.rows(kept))
+def _unpacked(output: int, kept: Iterable[tuple[int, Any]]) -> Iterator[pa.RecordBatch]:
+    return (batch for place, rows in kept if place == output for batch in unpacked(rows))
 
 
-@dataclass(frozen=True, slots=True)
-class _PartTask:
-    """One task over rows of a span. It pickles, and runs on executors."""
-
-    opened: Reading | Unpacking
-    change: RowChange
-    function: PartFunction
-    schema: pa.Schema
-
-    def __call__(self, index: int, items: Iterable[Any]) -> Iterator[tuple[str | None, bytes]]:
-        """Yield the receipt of each part, and what the function made of its rows."""
-        for part, receipt, rows in self.opened(index, items):
-            batches = self.change(rows)
-            made = _written(self.function(batches, part), self.schema)
-            if receipt is not None:
-                for _ in batches:
-                    pass  # a receipt speaks of the whole part, also if the function wanted less
-            yield None if receipt is None else receipt.to_text(), made
+def _work(
+    opened: Opening,
+    change: RowChange,
+    function: PartFunction,
+    schema: pa.Schema,
+    index: int,
+    items: Iterable[Any],
+) -> Iterator[tuple[str | None, bytes]]:
+    """Yield the receipt of each part, and what a function made of its rows. Runs on executors."""
+    for part, receipt, read in opened(index, items):
+        batches = change(read)
+        made = _written(function(batches, part), schema)
+        if receipt is not None:
+            for _ in batches:
+                pass  # a receipt speaks of the whole part, also if the function wanted less
+        yield None if receipt is None else receipt.to_text(), made
 
 
 def _written(batches: Batches, schema: pa.Schema) -> bytes:
@@ -278,16 +267,10 @@ def _written(batches: Batches, schema: pa.Schema) -> bytes:
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class _WithPart:
-    """Gives a function the number of the partition, which Spark knows. It pickles."""
-
-    function: PartFunction
-
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Do the function's work on an executor."""
-        context = TaskContext.get()
-        yield from self.function(batches, 0 if context is None else context.partitionId())
+def _with_part(function: PartFunction, batches: Batches) -> Iterator[pa.RecordBatch]:
+    """Give a function the number of the partition, which Spark knows. Runs on executors."""
+    context = TaskContext.get()
+    yield from function(batches, 0 if context is None else context.partitionId())
 
 
 def map_in_arrow(frame: DataFrame, function: Any, schema: pa.Schema) -> DataFrame:
@@ -380,3 +363,70 @@ def _stop_counting(session: Any) -> None:
                 session.conf.unset(name)
             else:
                 session.conf.set(name, value)
+
+
+# --- failures of tasks, as the coded errors that they were ----------------------------------------
+
+
+_CODED = re.compile(r"\[(E\d{4})\] (.+?)\. Fix: ", re.DOTALL)
+_FACTS = re.compile(r"(.*?) \(([a-z]\w*=.*)\)", re.DOTALL)
+_NEXT_FACT = re.compile(r", (?=[a-z]\w*=)")
+_OTHER_PYTHON = re.compile(
+    r"No module named '?(?:google|headwater|pyspark|pyarrow|numpy|msgspec|Crypto|urllib3|psycopg)\b"
+    r"[\w.']*|PYTHON_VERSION_MISMATCH.*"
+)
+_WORKER_SILENT = "Python worker failed to connect back"
+_WORKER_LOST = "Python worker exited unexpectedly"
+_TASK_FAILED = "Job aborted due to stage failure"
+
+
+def coded_error(text: str) -> HeadwaterError | None:
+    """Return the last of our errors that a traceback tells of, if it tells of any.
+
+    A task's exception reaches the driver as the text of a traceback inside an exception of Spark's.
+    The text of our errors starts with their code, so they can be found in it.
+    """
+    for code, message in reversed(_CODED.findall(text)):
+        if code in REGISTRY:
+            return _with_facts(REGISTRY[code], message)
+    return None
+
+
+def _with_facts(kind: type[HeadwaterError], text: str) -> HeadwaterError:
+    """Return an error with the facts that its text ends with; numbers and None are such again."""
+    shown = _FACTS.fullmatch(text)
+    if shown is None:
+        return kind(text)
+    error = kind(shown[1])
+    for fact in _NEXT_FACT.split(shown[2]):
+        name, value = fact.split("=", 1)
+        is_number = value.isdecimal() and str(int(value)) == value
+        error.facts[name] = int(value) if is_number else None if value == "None" else value
+    return error
+
+
+def known_failure(text: str) -> HeadwaterError | None:
+    """Return what a failure that Spark tells of is, if it is one of ours, or one of its workers."""
+    found = coded_error(text)
+    if found is None and (wrong := _OTHER_PYTHON.search(text)):
+        found = ExecutorPythonError("executors run another Python", said=wrong[0])
+    if found is None and _WORKER_SILENT in text:
+        found = WorkerSilentError("Spark has waited for a Python process that was starting")
+    if found is None and _WORKER_LOST in text and _TASK_FAILED not in text:
+        found = WorkerLostError("a Python worker was lost while Spark planned a scan")
+    return found
+
+
+@contextmanager
+def coded_failures() -> Iterator[None]:
+    """Raise failures of tasks as the coded errors they were; so a lost planner, a wrong Python.
+
+    Others stay Spark's.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        found = known_failure(str(error))
+        if found is None:
+            raise
+        raise found from error

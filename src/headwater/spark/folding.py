@@ -8,8 +8,7 @@ are folded there by the code that the driver uses. Repeating a task gives the sa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -36,14 +35,14 @@ def fold_on_executors(
     """
     changes = reduce(lambda one, other: one.unionByName(other), frames)
     changes = changes.select(*CHANGES_SCHEMA.names)
-    checked = map_in_arrow(changes, Checker(tuple(tables)), CHANGES_SCHEMA)
+    checked = map_in_arrow(changes, partial(_check, list(tables)), CHANGES_SCHEMA)
     parts = 2 * parallelism(changes.sparkSession)
     meeting = (
         checked.withColumn("place", F.monotonically_increasing_id())
         .repartition(parts, F.xxhash64("table", F.array_sort("pk")))
         .sortWithinPartitions("block_number", "ordinal", "place")
     )
-    sent = DataFrameRows(meeting).run(Folder(finalized), _SENT)
+    sent = DataFrameRows(meeting).run(partial(_fold, finalized), _SENT)
     if not sent.num_rows:
         return FOLDED_SCHEMA.empty_table(), None
     lowest, highest = pc.min(sent["lowest"]).as_py(), pc.max(sent["highest"]).as_py()
@@ -54,33 +53,26 @@ def fold_on_executors(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Checker:
-    """Compares changes with the declared tables. It pickles, and runs on executors."""
-
-    tables: tuple[TableSchema, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the same changes, their keys in one spelling."""
-        for batch in batches:
-            yield from check(pa.Table.from_batches([batch]), list(self.tables)).to_batches()
+def _check(
+    tables: list[TableSchema], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the same changes, their keys in one spelling. Runs on executors."""
+    for batch in batches:
+        yield from check(pa.Table.from_batches([batch]), tables).to_batches()
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """Folds the changes of a partition, which holds all those of its keys. It pickles."""
+def _fold(finalized: int, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
+    """Yield one row per key, with the ends of the blocks that the partition saw.
 
-    finalized: int
-
-    def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
-        """Yield one row per key, with the ends of the blocks that the partition saw."""
-        held = [batch for batch in batches if batch.num_rows]
-        if not held:
-            return
-        changes = pa.Table.from_batches(held)
-        ends = pc.min_max(changes["block_number"])
-        rows = fold(changes.select(CHANGES_SCHEMA.names), finalized=self.finalized)
-        for field in _ENDS:
-            end = ends["min" if field.name == "lowest" else "max"]
-            rows = rows.append_column(field, pa.repeat(end, rows.num_rows))
-        yield from rows.cast(_SENT).to_batches()
+    The partition holds all changes of its keys. Runs on executors.
+    """
+    filled = [batch for batch in batches if batch.num_rows]
+    if not filled:
+        return
+    changes = pa.Table.from_batches(filled)
+    ends = pc.min_max(changes["block_number"])
+    rows = fold(changes.select(CHANGES_SCHEMA.names), finalized=finalized)
+    for field in _ENDS:
+        end = ends["min" if field.name == "lowest" else "max"]
+        rows = rows.append_column(field, pa.repeat(end, rows.num_rows))
+    yield from rows.cast(_SENT).to_batches()

@@ -11,7 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import pyarrow as pa
@@ -34,16 +35,16 @@ from headwater.spark import catalyst
 from headwater.spark.executors import (
     DataFrameRows,
     ExecutorRows,
-    Reading,
     RowChange,
     SpanRows,
-    Unpacking,
-    UnpackingColumns,
+    coded_failures,
     described_job,
     map_in_arrow,
+    read_parts,
     shown_parts,
+    unpack_columns,
+    unpack_part,
 )
-from headwater.spark.failures import coded_failures
 from headwater.spark.frames import SpanFrame, spark_schema
 from headwater.spark.parts import (
     PACKED,
@@ -121,7 +122,7 @@ class Span(ABC):
         kept: RDD[Packed] | DataFrame
         if self._spark.is_remote:  # all that there is of Spark is a session
             numbers = self._spark.session.range(0, len(self.parts), 1, len(self.parts))
-            kept = map_in_arrow(numbers, _PackNumbered(self._reader, self.parts), PACKED)
+            kept = map_in_arrow(numbers, partial(_pack, self._reader, self.parts), PACKED)
         else:
             spread = self._spark.context.parallelize(self._numbered(), len(self.parts))
             kept = spread.flatMap(self._reader.packed)
@@ -142,22 +143,22 @@ class Span(ABC):
         kept = self.keep()
         if isinstance(kept, RDD):
             kept = catalyst.of_rows(self._spark.session, kept, spark_schema(PACKED))
-        return map_in_arrow(kept, UnpackingColumns(self._unpacking(name), change), schema)
+        return map_in_arrow(kept, partial(unpack_columns, self._place(name), change), schema)
 
     def executor_rows(self, name: str, change: RowChange) -> ExecutorRows:
         """Return what becomes of an output's rows, where these lie: to be read, or kept."""
         if self._kept is None and len(self._outputs) == 1 and not self._spark.is_remote:
-            parts, reading = self._numbered(), Reading(self._reader)
+            parts, reading = self._numbered(), partial(read_parts, self._reader)
             shown = f"read and write {shown_parts(self.parts)}"
             return SpanRows(self._spark.context, parts, reading, change, shown, self._compare)
         kept = self.keep()
         if not isinstance(kept, RDD):
             return DataFrameRows(self.dataframe(name, change))
-        unpacking = self._unpacking(name)
+        unpacking = partial(unpack_part, self._place(name))
         return SpanRows(kept.context, kept, unpacking, change, "write rows that are kept")
 
-    def _unpacking(self, name: str) -> Unpacking:
-        return Unpacking(self._outputs.index(name))
+    def _place(self, name: str) -> int:
+        return self._outputs.index(name)
 
     def release(self) -> None:
         """Give up what is kept. May be repeated; frames can still be used, and are read again."""
@@ -252,21 +253,16 @@ def read_span(
     return PortalSpan(spark, reader, schemas, parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _PackNumbered:
-    """Packs the rows of parts whose numbers Spark hands to a function. It pickles."""
-
-    reader: SpanReader[Any]
-    parts: tuple[Any, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what is kept of the parts of one partition."""
-        with coded_line_first():
-            for batch in batches:
-                for index in batch.column(0).to_pylist():
-                    for output, rows in self.reader.packed(Part(index, self.parts[index])):
-                        made = {"output": output, "rows": rows}
-                        yield pa.RecordBatch.from_pylist([made], schema=PACKED)
+def _pack(
+    reader: SpanReader[Any], parts: Sequence[Any], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield what is kept of parts whose numbers Spark hands over. Runs on executors."""
+    with coded_line_first():
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                for output, rows in reader.packed(Part(index, parts[index])):
+                    made = {"output": output, "rows": rows}
+                    yield pa.RecordBatch.from_pylist([made], schema=PACKED)
 
 
 def _receipts(kept: RDD[Packed] | DataFrame) -> list[str]:

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from headwater.metrics import REGISTRY, instruments
-from headwater.spark.failures import known_failure
+from headwater.spark.executors import known_failure
 
 logger = logging.getLogger("headwater.stream")
 

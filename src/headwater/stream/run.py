@@ -32,7 +32,7 @@ from headwater.pipeline import (
     Waited,
 )
 from headwater.runtime import ALONE, Runtime
-from headwater.spark.failures import coded_failures
+from headwater.spark.executors import coded_failures
 from headwater.spark.frames import Frame
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler, Decoder

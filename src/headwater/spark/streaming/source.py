@@ -16,12 +16,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyspark
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from headwater.core import (
@@ -36,7 +37,7 @@ from headwater.core import (
 from headwater.core.messages import HOT_BLOCKS, HOT_BYTES
 from headwater.core.ranges import Latest, Plus
 from headwater.decode.columns.field_columns import known_columns
-from headwater.errors import SourceOptionError
+from headwater.errors import SourceOptionError, coded_line_first
 from headwater.portal import (
     SAMPLES,
     Address,
@@ -62,15 +63,24 @@ from headwater.spark.options import Options, Use
 from headwater.spark.parts import Part, PartReader, RowMaker, plan_parts
 from headwater.spark.streaming.changelog_rows import InsertRows, changelog_schema
 from headwater.spark.streaming.folder import open_folder
-from headwater.spark.streaming.journal import Journal, segment_rows
+from headwater.spark.streaming.journal import Journal, Offset, segment_rows
 from headwater.spark.versions import OURS
 
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamReader
+LEAST_SPARK = (4, 2)
 
+if TYPE_CHECKING:
     from headwater.pipeline import Source
     from headwater.stream.changelog import Follower
     from headwater.stream.module_changelog import LoadedModule
+
+if TYPE_CHECKING or OURS >= LEAST_SPARK:
+    from pyspark.sql.streaming.datasource import (
+        ReadLimit,
+        ReadMaxBytes,
+        SupportsTriggerAvailableNow,
+    )
+else:  # a changelog is refused, the rest of the source is not
+    SupportsTriggerAvailableNow = object
 
 _log = logging.getLogger(__name__)
 Follow = Callable[["LoadedStream | LoadedModule"], "Follower"]  # this folder knows no loop
@@ -78,7 +88,6 @@ Follow = Callable[["LoadedStream | LoadedModule"], "Follower"]  # this folder kn
 FAR = 1000
 FIRST_SPAN = 2000
 SPAN_BLOCKS, SPAN_BYTES = 500_000, 256 << 20
-LEAST_SPARK = (4, 2)
 FEW = 100  # blocks that are not measured before they are read
 HOLD_S = 1.0  # how long a trigger at the head lasts without a block
 
@@ -191,8 +200,6 @@ def changelog_reader(
             "micro-batch begins",
             found=pyspark.__version__,
         )
-    from headwater.spark.streaming.reader import ChangelogReader
-
     return ChangelogReader(loaded, follow)
 
 
@@ -384,3 +391,83 @@ class PortalUpstream(Upstream):
     def rest(self) -> None:
         """Let connections go until the next request."""
         self._client.rest()
+
+
+# --- Spark's reader -------------------------------------------------------------------------------
+
+
+class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a changelog: offsets as JSON in, partitions and rows out.
+
+    Spark makes one in a Python process of its own on the driver's machine, which lives as long as
+    the query runs; and one for each scan, which is pickled to executors and only reads. The former
+    holds a `Follower`, by `follow`, the latter nothing.
+    """
+
+    def __init__(self, loaded: LoadedStream | LoadedModule, follow: Follow | None = None) -> None:
+        self._loaded = loaded
+        self._follow = follow
+        self._follower: Follower | None = None
+
+    def __reduce__(self) -> tuple[type[ChangelogReader], tuple[LoadedStream | LoadedModule]]:
+        return ChangelogReader, (self._loaded,)
+
+    @coded_line_first()
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - a method of Spark's
+        """Return where the changelog begins. Called for a query without a checkpoint."""
+        return self._following.begin(self._loaded.first_block()).to_json()
+
+    @coded_line_first()
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - a method of Spark's
+        """Note the head of now: the query ends there."""
+        self._following.end_at_head()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - a method of Spark's
+        """Return the limit that the options set; `Follower` keeps it, whatever Spark passes on."""
+        return ReadMaxBytes(self._loaded.limits.span.bytes)
+
+    @coded_line_first()
+    def latestOffset(  # noqa: N802 - a method of Spark's
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        """Return where the next micro-batch ends; `start` itself if there is nothing new."""
+        begins = Offset.from_json(start)
+        end = self._following.next(begins)
+        return start if end == begins else end.to_json()
+
+    @coded_line_first()
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - a method of Spark's
+        """Return the newest block, lag and size of the journal, for `query.lastProgress`."""
+        return self._following.newest()
+
+    @coded_line_first()
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return what tasks read, also when a micro-batch is replayed."""
+        parts = self._following.plan(Offset.from_json(start), Offset.from_json(end))
+        return [InputPartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one partition. Called on an executor, once per attempt of the task."""
+        part: ChangelogPart = partition.value
+        if isinstance(part, FinalPart):
+            assert isinstance(self._loaded, LoadedStream), "of modules the journal has all blocks"
+            return self._loaded.part_reader(part).read(part.part)
+        return iter(part.rows().to_batches())
+
+    @coded_line_first()
+    def commit(self, end: dict[str, Any]) -> None:
+        """Let the journal forget what Spark will not ask for again."""
+        self._following.commit(Offset.from_json(end))
+
+    def stop(self) -> None:
+        """Release the portal and the journal. Called when the query ends."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+
+    @property
+    def _following(self) -> Follower:
+        if self._follower is None:
+            assert self._follow is not None, "executors only read"
+            self._follower = self._follow(self._loaded)
+        return self._follower

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 INLINE_BYTES = 64 << 20  # of one task, in its message
+_ZSTD = pa.ipc.IpcWriteOptions(compression="zstd")
 _QUERY = "sql.streaming.queryId"  # local properties of Spark's, which a task of a query has
 """Which query a task is of."""
 
@@ -114,11 +115,27 @@ class Staged(spark.WriterCommitMessage):
 
 
 class _Staging:
-    """What both writers are: tasks stage, the driver gathers."""
+    """What both writers are: tasks stage, the driver gathers and gives all rows, or none.
+
+    `commit` runs in a Python process on the driver's machine. `batchId` is the number of a query's
+    micro-batch, which is not written again if the target holds it.
+    """
 
     def __init__(self, plan: WritePlan, give: Give | None = None) -> None:
         self._plan = plan
         self._give = give
+
+    @coded_line_first()
+    def commit(self, messages: list[Any], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        """Write the rows of all tasks."""
+        assert self._give is not None, "executors only stage"
+        rows, query = self._gather(messages)
+        self._give(self._plan, rows, "" if batchId is None else query, batchId)
+        self._forget(messages)
+
+    def abort(self, messages: list[Any], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        """Remove what was staged; Spark gives a micro-batch again."""
+        self._forget(messages)
 
     @coded_line_first()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -177,23 +194,8 @@ class _Staging:
         return open_files(self._plan.staging)[0]
 
 
-_ZSTD = pa.ipc.IpcWriteOptions(compression="zstd")
-
-
 class TableWriter(_Staging, spark.DataSourceArrowWriter):
-    """Writes a DataFrame once. `commit` runs in a Python process on the driver's machine."""
-
-    @coded_line_first()
-    def commit(self, messages: list[Any]) -> None:
-        """Write all rows, or none."""
-        assert self._give is not None, "executors only stage"
-        rows, _ = self._gather(messages)
-        self._give(self._plan, rows, "", None)
-        self._forget(messages)
-
-    def abort(self, messages: list[Any]) -> None:
-        """Remove what was staged."""
-        self._forget(messages)
+    """Writes a DataFrame once."""
 
 
 _ARROW = getattr(spark, "DataSourceStreamArrowWriter", None)  # since Spark 4.1
@@ -206,15 +208,3 @@ class MicroBatchWriter(_Staging, _ARROW or spark.DataSourceStreamWriter):  # typ
         if _ARROW is None:
             raise SourceOptionError("writeStream needs Spark 4.1 or newer: use foreach_batch")
         super().__init__(plan, give)
-
-    @coded_line_first()
-    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Write a micro-batch, unless the target holds it."""
-        assert self._give is not None, "executors only stage"
-        rows, query = self._gather(messages)
-        self._give(self._plan, rows, query, batchId)
-        self._forget(messages)
-
-    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Remove what was staged: Spark gives the micro-batch again."""
-        self._forget(messages)
