@@ -214,7 +214,7 @@ def test_parts_of_two_chains_are_never_committed(
     def refuse(*_: Any, **__: Any) -> None:
         raise BlockLinkError("block 10 is not a descendant of block 9")
 
-    monkeypatch.setattr(parts, "_check_seam", refuse)
+    monkeypatch.setattr(parts, "BlockOrder", refuse)
     with pytest.raises(BlockLinkError, match="not a descendant"):
         backfill(portal, spark).pipe_to(place.target(None, "transfers"))
     monkeypatch.undo()
