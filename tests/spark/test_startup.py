@@ -381,3 +381,40 @@ def test_what_is_stopped_while_spark_starts_leaves_the_process_as_it_was(tmp_pat
         assert "Traceback" not in done.stderr, done.stderr
         truth = transfers(portal.chain, portal.chain.canonical(0, LAST))
         assert rows_of(tmp_path / "a") == truth
+
+
+COLUMNS_FIRST = """
+import sys
+from pyspark.sql import functions as F
+from headwater import evm, portal_stream
+from headwater.targets import duckdb_target
+
+calls = []
+
+def late(data):
+    calls.append("began")
+    is_late = F.col("block_number") > 20  # a column, before a frame is used
+    calls.append("made a column")
+    return {"transfers": data["transfers"].where(is_late)}
+
+url, path, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+portal_stream(
+    id="transfers", portal=url, far=1000,
+    outputs={"transfers": evm.events("erc20.Transfer", range=(0, last))},
+).pipe_batches(late).pipe_to(duckdb_target(path))
+assert calls[:4] == ["began", "began", "made a column", "began"], calls
+assert calls[3:] == ["began", "made a column"] * (len(calls[3:]) // 2), calls
+"""
+
+
+def test_code_for_batches_may_begin_with_columns_before_spark_runs(tmp_path: Path) -> None:
+    with simulated_portal(seed=7, blocks=60, blocks_per_answer=10) as portal:
+        done = subprocess.run(
+            [sys.executable, "-c", COLUMNS_FIRST, portal.url, str(tmp_path / "a"), "39"],
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("Spark is starting") <= 1, done.stderr
+        assert rows_of(tmp_path / "a") == transfers(portal.chain, portal.chain.canonical(21, 39))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import StringIO
+from threading import Semaphore
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -11,7 +12,9 @@ from headwater.core import AtHead, BlockCursor, Head, PipeState
 from headwater.core.messages import Settled
 from headwater.metrics import StreamRecord
 from headwater.portal import Notice, NoticeKind
+from headwater.stream import view
 from headwater.stream.view import ProgressView, describe
+from tests.shared import HANG_S
 
 
 @pytest.fixture
@@ -63,3 +66,26 @@ def test_forced_colours_do_not_make_a_terminal_of_a_file(
     with ProgressView(lambda: [record], out, always_ends=True):
         follow(record)
     assert out.getvalue() == f"{describe(record)}\n"
+
+
+def test_what_a_stream_waits_for_is_one_line_where_lines_are_not_drawn_again(
+    record: StreamRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark took longer to start than it is from one line to the next: each said so again."""
+    monkeypatch.setattr(view, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(view, "LINE_S", 0.0)
+    asked = Semaphore(0)
+
+    def records() -> list[StreamRecord]:
+        asked.release()
+        return [record]
+
+    out = StringIO()
+    record.activity = "Spark is starting"
+    with ProgressView(records, out):
+        assert all(asked.acquire(timeout=HANG_S) for _ in range(5))
+        record.activity = None
+        follow(record)
+    lines = out.getvalue().splitlines()
+    assert lines.count("usdc: Spark is starting …") == 1
+    assert lines[-1] == describe(record)

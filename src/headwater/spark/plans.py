@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +39,10 @@ from headwater.spark.frames import (
     spark_schema,
     to_arrow,
 )
+from headwater.spark.versions import is_connect
 
 Schema: TypeAlias = "pa.Schema | StructType"
+Made = TypeVar("Made")
 _REFUSED = re.compile(
     r"(?i)streaming (sources?|datasets?|dataframes?|query|queries|tables?)\b|structured streaming"
 )
@@ -119,6 +122,21 @@ def refuse(what: str) -> NoReturn:
     )
 
 
+def with_columns(call: Callable[[], Made], provider: SparkProvider) -> Made:
+    """Call user code. Code that makes a column before Spark runs is called again once it does."""
+    try:
+        return call()
+    except (PySparkRuntimeError, AssertionError) as error:
+        raised = traceback.extract_tb(error.__traceback__)[-1].filename
+        is_of_spark = raised.startswith(str(Path(pyspark.__file__).parent))
+        if not is_of_spark or SparkContext._active_spark_context is not None:
+            raise
+    session = provider()
+    if not is_connect(session):
+        catalyst.activate(session)
+    return call()
+
+
 def _call_of(error: Exception) -> str:
     """Return which method of Spark has raised, and where user code has called it."""
     ours, spark = (str(Path(one.__file__ or "").parent) for one in (headwater, pyspark))
@@ -148,13 +166,7 @@ class TransformPlan:
     ) -> None:
         given = {name: RowlessFrame(schema, provider) for name, schema in schemas.items()}
         try:
-            try:
-                made = transform(given)
-            except (PySparkRuntimeError, AssertionError):
-                if SparkContext._active_spark_context is not None:
-                    raise
-                catalyst.activate(provider())  # it begins with columns, before it uses a frame
-                made = transform(given)
+            made = with_columns(partial(transform, given), provider)
         except (PySparkException, AssertionError) as error:
             if _REFUSED.search(str(error).partition("\n")[0]) is None:
                 raise

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from headwater.core import BlockCursor
 from headwater.core.callbacks import Callback
 from headwater.errors import InvalidOptionError
 from headwater.spark.frames import SparkProvider, as_frames
-from headwater.spark.plans import Schema, TransformPlan, schema_of
+from headwater.spark.plans import Schema, TransformPlan, schema_of, with_columns
 from headwater.stream.context import BatchContext, StartInfo
 
 logger = logging.getLogger("headwater.stream")
@@ -119,7 +120,10 @@ class Transforms:
     def __call__(self, data: Frames, ctx: BatchContext | None) -> Frames:
         """Return what becomes of a batch."""
         for stage in self._stages:
-            data = as_frames(stage.transform(data, ctx), self._provider)
+            call = partial(stage.transform, data, ctx)
+            once = isinstance(stage, Step) and stage.has_hooks  # it may have changed its state
+            made = call() if once else with_columns(call, self._provider)
+            data = as_frames(made, self._provider)
         return data
 
     def together(self, several: Sequence[Mapping[str, pa.Table]]) -> Sequence[Frames] | None:

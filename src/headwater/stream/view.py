@@ -45,7 +45,7 @@ def notebook() -> Any:
 class ProgressView:
     """Shows records while it is entered. `out` is a terminal or anything else one can write to.
 
-    In a notebook it is one line, drawn again.
+    In a notebook it is one line, drawn again. What a stream waits for is a line once, however long.
 
     The last line says how it ended. A run that ends before the first line is due says nothing at
     all, unless it was on a terminal or `always_ends` with a line. With `shown=False` it shows only
@@ -68,6 +68,7 @@ class ProgressView:
         self._over = Flag()
         self._live: Live | None = None
         self._line: Any = None
+        self._said: dict[str, str | None] = {}  # what streams waited for at their last lines
         self._thread: Thread | None = None
 
     def __enter__(self) -> ProgressView:
@@ -98,6 +99,7 @@ class ProgressView:
             self._write_all()
         if self._thread is not None:
             self._thread.join()
+            self._said.clear()
             if self._ends or self._line is not None:
                 self._write_all()
 
@@ -121,7 +123,9 @@ class ProgressView:
             self._line.update(_line("\n".join(map(describe, self._records()))), raw=True)
             return
         for record in self._records():
-            self._write(describe(record))
+            said, self._said[record.id] = self._said.get(record.id), record.activity
+            if record.activity is None or record.activity != said:
+                self._write(describe(record))
 
     def _write(self, text: str) -> None:
         try:
