@@ -3,6 +3,8 @@
 Used for final blocks, whose changes are folded together and may be many. Each task checks its part,
 which gives keys their one spelling; then all changes of a key meet in one task, in their order, and
 are folded there by the code that the driver uses. Repeating a task gives the same rows.
+
+A module of its own, so that processes which fold nothing do not import the change model.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ def fold_on_executors(
     Called on the driver; runs a Spark job.
 
     In a DataFrame, changes of different keys with the same block and ordinal have no order.
+
+    Raises:
+        HeadwaterError: changes do not fit the declared tables.
     """
     changes = reduce(lambda one, other: one.unionByName(other), frames)
     changes = changes.select(*CHANGES_SCHEMA.names)
