@@ -6,7 +6,7 @@ cluster run on this machine, the driver in a process of its own, whose resident 
 its Python, its JVM, and what the executors' Python workers take. Every row is counted in the end.
 Exit code 1 if the driver's Python held more than the limit; not for DuckDB, which is part of it.
 
-    python benchmarks/bench_cluster.py --rows 10000000
+    python -m benchmarks.bench_cluster --rows 10000000
 """
 
 from __future__ import annotations

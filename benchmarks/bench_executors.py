@@ -9,7 +9,7 @@ an answer comes no faster than so many MB/s, as over a long way: then a core is 
 Exit code 1 if two executors are less than 1.6 times as fast as one, or than nine tenths of the
 bound where that is less.
 
-    python benchmarks/bench_executors.py [--rows 3000000] [--rounds 3] [--pace 25]
+    python -m benchmarks.bench_executors [--rows 3000000] [--rounds 3] [--pace 25]
 """
 
 from __future__ import annotations

@@ -57,9 +57,7 @@ class LiveChain:
                 forked = self.chain.forks[-1]
             else:
                 self.chain.grow(1)
-            final = self.chain.head.number - self._finality_depth
-            if final >= self.chain.start_block:
-                self.chain.finalize(final)
+            self.chain.finalize_behind(self._finality_depth)
             return forked
 
     def pause(self) -> None:

@@ -185,6 +185,12 @@ class ChainSim:
                 self._final_number = block.number
             return self.at_or_below(self._final_number) or block
 
+    def finalize_behind(self, depth: int) -> None:
+        """Make all blocks final but those of the newest `depth` numbers, if there are others."""
+        with self.lock:
+            if self._head.number - depth >= self.start_block:
+                self.finalize(self._head.number - depth)
+
     # --- forking ----------------------------------------------------------------------------------
 
     def fork(self, depth: int, length: int | None = None, *, force: bool = False) -> SimBlock:

@@ -164,8 +164,7 @@ def simulated_portal(
     if chain is None:
         chain = ChainSim(seed, network=network, content=content)
         chain.grow(blocks - 1)
-        if chain.head.number - finality_depth >= chain.start_block:
-            chain.finalize(chain.head.number - finality_depth)
+        chain.finalize_behind(finality_depth)
     sim = PortalSim(chain, seed=seed, **options)
     with PortalServer(sim, port=port, auth=auth) as server:
         yield server
@@ -193,8 +192,7 @@ def live_portal(
             chain = ChainSim(seed, network=network, content=content, block_time_s=interval)
             chain.grow(blocks - 1)
             chain.follow_clock(time)
-            if chain.head.number - finality_depth >= chain.start_block:
-                chain.finalize(chain.head.number - finality_depth)
+            chain.finalize_behind(finality_depth)
             live = LiveChain(
                 chain, seed=seed, interval=interval, finality_depth=finality_depth,
                 fork_rate=fork_rate,

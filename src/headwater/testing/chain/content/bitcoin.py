@@ -7,13 +7,14 @@ raw transactions are drawn.
 from __future__ import annotations
 
 from headwater.query import base58
-from headwater.testing.chain.content.block import Row, Rows, WholeContent
-from headwater.testing.chain.population import ContentSettings, Draw, Population
+from headwater.testing.chain.content.block import Row, Rows, WholeContent, absent
+from headwater.testing.chain.population import ContentSettings, Draw, Network, Population
 
 SUBSIDY = 312_500_000
 _COIN = 100_000_000
 _SUPPLY = 2_099_999_997_690_000  # satoshis that will ever be
 _LAST = 4_294_967_295
+_NO_INPUT = absent(Network.BITCOIN, "input")
 
 
 class BitcoinContent(WholeContent):
@@ -60,7 +61,7 @@ class BitcoinContent(WholeContent):
         rows["transactions"].append(_transaction(draw, 0))
         rows["inputs"].append(
             {
-                **dict.fromkeys(_ABSENT),
+                **_NO_INPUT,
                 "transactionIndex": 0,
                 "inputIndex": 0,
                 "type": "coinbase",
@@ -90,14 +91,6 @@ class _Payment:
             self.paid.append(part)
             left -= part
         self.paid.append(left)
-
-
-_ABSENT = (
-    *("txid", "vout", "scriptSigHex", "scriptSigAsm"),
-    *("prevoutGenerated", "prevoutHeight", "prevoutValue"),
-    *(f"prevoutScriptPubKey{part}" for part in ("Hex", "Asm", "Desc", "Type", "Address")),
-)
-"""What an input that spends nothing does not have."""
 
 
 def _transaction(draw: Draw, index: int) -> Row:

@@ -12,12 +12,19 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, ClassVar
 
+from headwater.query import NETWORKS
 from headwater.query.values import snake_name
-from headwater.testing.chain.population import ContentSettings, Draw, Population
+from headwater.testing.chain.population import ContentSettings, Draw, Network, Population
 from headwater.testing.chain.tree import SimBlock
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
+
+
+def absent(network: Network, entity: str) -> Row:
+    """Return all fields of an entity without a value: a row begins with what it may not have."""
+    catalogue = next(one for one in NETWORKS if one.type == network)
+    return dict.fromkeys(field.wire for field in catalogue.entity(entity).fields)
 
 
 class BlockContent(ABC):

@@ -14,9 +14,9 @@ from hashlib import blake2b
 from typing import Any
 
 from headwater.testing.chain.content import evm_scenes as scenes
-from headwater.testing.chain.content.block import BlockContent, Row, transaction_keys
+from headwater.testing.chain.content.block import BlockContent, Row, absent, transaction_keys
 from headwater.testing.chain.content.evm_scenes import TRANSFER, Frame, Scene
-from headwater.testing.chain.population import ContentSettings, Draw, Pair, Population
+from headwater.testing.chain.population import ContentSettings, Draw, Network, Pair, Population
 
 _GAS_PER_FRAME = 25_000
 SYNTHETIC = 0xFFFF_FFE2  # the index of a log that a node adds of its own
@@ -24,6 +24,8 @@ _BASE_GAS = 21_000
 _GAS_PRICE = 10**9
 _REWARD = 2 * 10**18
 LAUNCHPAD_ADDED = "0x77c45924d48d1d341ca1c3b812d336988cec4f90f0ed113a5dfc70d7dfd8849b"
+_NO_HEADER = absent(Network.EVM, "block")
+_NO_TRANSACTION = absent(Network.EVM, "transaction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class EvmContent(BlockContent):
         hashes = ("transactionsRoot", "receiptsRoot", "stateRoot", "sha3Uncles", "mixHash")
         quantities = {"difficulty": 0, "totalDifficulty": 58_750_003_716_598_352_816_469}
         return {
+            **_NO_HEADER,
             **self._links,
             "timestamp": block.timestamp,
             **{name: draw.hex(32) for name in hashes},
@@ -60,13 +63,11 @@ class EvmContent(BlockContent):
             "baseFeePerGas": hex(7 + draw.bits(36)),
             "blobGasUsed": hex(131_072 * draw.below(7)),
             "excessBlobGas": hex(131_072 * draw.below(100)),
-            "l1BlockNumber": None,
             "uncles": [],
             "withdrawalsRoot": draw.hex(32),
             "withdrawals": [self._withdrawal(draw, index) for index in range(2)],
             "parentBeaconBlockRoot": draw.hex(32),
             "requestsHash": draw.hex(32),
-            **dict.fromkeys(_TEMPO_FIELDS),
         }
 
     @cached_property
@@ -155,6 +156,7 @@ class EvmContent(BlockContent):
         parity, price = draw.below(2), 10**9 + draw.bits(36)
         fees = kind >= 2
         return {
+            **_NO_TRANSACTION,
             "transactionIndex": index,
             "hash": tx.hash,
             "nonce": tx.nonce if tx.nonce < 2**53 else str(tx.nonce),
@@ -181,7 +183,6 @@ class EvmContent(BlockContent):
             "logsBloom": draw.hex(256),
             "blobVersionedHashes": [draw.hex(32)] if kind == 3 else None,
             "accessList": [{"address": root.to, "storageKeys": [draw.hex(32)]}] if kind else None,
-            **dict.fromkeys(_L1_FIELDS),
             "maxFeePerBlobGas": hex(draw.bits(30)) if kind == 3 else None,
             "blobGasUsed": hex(131_072) if kind == 3 else None,
             "blobGasPrice": hex(1 + draw.bits(20)) if kind == 3 else None,
@@ -205,18 +206,6 @@ class EvmContent(BlockContent):
             "address": draw.pick(self._people.producers),
             "amount": hex(draw.bits(34)),
         }
-
-
-_TEMPO_FIELDS = ("mainBlockGeneralGasLimit", "sharedGasLimit", "timestampMillisPart")
-_L1_FIELDS = (
-    "l1Fee",
-    "l1FeeScalar",
-    "l1GasPrice",
-    "l1GasUsed",
-    "l1BlobBaseFee",
-    "l1BlobBaseFeeScalar",
-    "l1BaseFeeScalar",
-)
 
 
 def _size(frame: scenes.Frame) -> int:

@@ -6,12 +6,14 @@ transactions, votes. Addresses have their 41 but in logs, as on the wire.
 
 from __future__ import annotations
 
-from headwater.testing.chain.content.block import Row, Rows, WholeContent
-from headwater.testing.chain.population import Draw
+from headwater.testing.chain.content.block import Row, Rows, WholeContent, absent
+from headwater.testing.chain.population import Draw, Network
 
 TRANSFER = "ddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 SIGHASH = "a9059cbb"
 ASSETS = ("31303030323236", "31303032303030")
+_NO_TRANSACTION = absent(Network.TRON, "transaction")
+_NO_INTERNAL = absent(Network.TRON, "internalTransaction")
 _TYPES = ("Transfer", "TransferAsset", "TriggerSmart", "TriggerSmart", "VoteWitness")
 
 
@@ -68,6 +70,7 @@ class TronContent(WholeContent):
         is_call = kind == "TriggerSmartContract"
         result = "REVERT" if failed else "SUCCESS"
         return {
+            **_NO_TRANSACTION,
             "transactionIndex": index,
             "hash": draw.octets(32).hex(),
             "ret": [{"contractRet": result}],
@@ -85,17 +88,12 @@ class TronContent(WholeContent):
             "contractResult": f"{draw.below(2):064x}" if is_call else "",
             "contractAddress": value["contract_address"] if is_call else None,
             "resMessage": b"REVERT opcode executed".hex() if failed and is_call else None,
-            "withdrawAmount": None,
-            "unfreezeAmount": None,
-            "withdrawExpireAmount": None,
             "cancelUnfreezeV2Amount": {"BANDWIDTH": "0"} if draw.chance(0.02) else None,
             "result": result if is_call else None,
             "energyFee": str(draw.bits(22)) if is_call else None,
             "energyUsage": str(draw.bits(17)) if is_call else None,
             "energyUsageTotal": str(draw.bits(17)) if is_call else None,
             "netUsage": str(345),
-            "netFee": None,
-            "originEnergyUsage": None,
             "energyPenaltyTotal": str(draw.bits(16)) if is_call else None,
         }
 
@@ -117,6 +115,7 @@ class TronContent(WholeContent):
     def _internal(self, draw: Draw, index: int, value: Row) -> list[Row]:
         return [
             {
+                **_NO_INTERNAL,
                 "transactionIndex": index,
                 "internalTransactionIndex": at,
                 "hash": draw.octets(32).hex(),
@@ -125,7 +124,6 @@ class TronContent(WholeContent):
                 "callValueInfo": [{"callValue": str(draw.bits(30)), "tokenId": None}],
                 "note": b"call".hex(),
                 "rejected": True if draw.chance(0.05) else None,
-                "extra": None,
             }
             for at in range(draw.below(3))
         ]
