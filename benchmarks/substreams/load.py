@@ -34,9 +34,8 @@ from sample import MESSAGE, TABLE, change_outputs
 from headwater.stream.substreams import substreams_stream
 from headwater.substreams.descriptors import TypeSet
 from headwater.substreams.mapping import RelationalMapping
-from headwater.substreams.messages import ModuleOutput
+from headwater.substreams.messages import CLASSES, ModuleOutput
 from headwater.substreams.relational import relational_target
-from headwater.substreams.wire import CLASSES
 from headwater.targets import history_target
 from headwater.targets.sql import history as _change_log
 from headwater.testing.servers.postgres import postgres_server

@@ -24,7 +24,8 @@ from headwater.stream.substreams import SubstreamsRun, SubstreamsStream, substre
 from headwater.substreams.client import Reading, SubstreamsClient
 from headwater.substreams.descriptors import TypeSet
 from headwater.substreams.messages import Message, Outputs, Progress
-from headwater.substreams.source import Feed, Gathered, Taken
+from headwater.substreams.outputs import Gathered
+from headwater.substreams.source import Feed, Taken
 from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.substreams import SimModule
 from headwater.testing.substreams.endpoint import SessionEnd, SimEndpoint

@@ -28,6 +28,7 @@ from headwater.portal import Notice, NoticeKind, SystemClock
 from headwater.substreams.client import Dialling, Order, SubstreamsClient, pause_s
 from headwater.substreams.endpoint import Credentials, Endpoint
 from headwater.substreams.messages import (
+    CLASSES,
     Message,
     Outputs,
     Progress,
@@ -35,7 +36,6 @@ from headwater.substreams.messages import (
     StageProgress,
     UndoSignal,
 )
-from headwater.substreams.wire import CLASSES
 from headwater.testing.substreams import (
     DB_OUT,
     EndpointServer,
@@ -276,7 +276,7 @@ def test_a_failed_module_is_shown_with_its_reason_and_logs(server: EndpointServe
     assert len(server.sessions) == 1
 
 
-@pytest.mark.parametrize("length", [0, 9000])
+@pytest.mark.parametrize("length", [0, 9000, 90_000])
 def test_a_module_that_fails_in_a_status_alone_is_shown_with_its_reason(
     server: EndpointServer, length: int
 ) -> None:

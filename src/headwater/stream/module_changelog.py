@@ -33,7 +33,7 @@ from headwater.stream.substreams import SubstreamsStream, substreams_stream
 from headwater.substreams.client import SubstreamsClient
 from headwater.substreams.cursors import CursorLog
 from headwater.substreams.messages import OutputDecoder, SessionInit
-from headwater.substreams.pieces import decode_pieces
+from headwater.substreams.outputs import decode_pieces
 from headwater.substreams.source import SubstreamsSource
 
 
@@ -151,7 +151,7 @@ class ModuleUpstream(Upstream):
     def resume(self, marks: Iterable[tuple[BlockCursor, str]]) -> None:
         """Take the endpoint's cursors from the journal."""
         for block, cursor in marks:
-            self._log.restore(block, cursor)
+            self._log.note(block, cursor)
 
     def written(self, state: PipeState) -> None:
         """Forget cursors that nothing resumes with."""

@@ -59,9 +59,8 @@ try:
     from headwater.substreams.cursors import CursorLog
     from headwater.substreams.endpoint import Credentials, Endpoint
     from headwater.substreams.messages import Message, OutputDecoder, Outputs, Progress
-    from headwater.substreams.outputs import decoder_of
+    from headwater.substreams.outputs import Piece, ahead_of, decode_pieces, decoder_of
     from headwater.substreams.package import Package
-    from headwater.substreams.pieces import Piece, ahead_of, decode_pieces
     from headwater.substreams.source import SubstreamsSource
     from headwater.substreams.spans import FAR_BYTES, OutputSpan, has_executors
 except ModuleNotFoundError as error:

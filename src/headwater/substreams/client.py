@@ -28,10 +28,19 @@ from headwater.errors import (
 )
 from headwater.portal import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
 from headwater.substreams.endpoint import Credentials, Endpoint
-from headwater.substreams.messages import FatalError, Message, Outputs, UndoSignal
-from headwater.substreams.wire import CLASSES, V2, VERSIONS, read_response
+from headwater.substreams.messages import (
+    CLASSES,
+    V2,
+    VERSIONS,
+    FatalError,
+    Message,
+    Outputs,
+    UndoSignal,
+    read_response,
+)
 
 RECEIVE_LIMIT = 1 << 30
+METADATA_LIMIT = 1 << 20  # a status with the reason of a failed module may be long
 IDLE_S = 90.0
 FIRST_PAUSE_S, PAUSE_GROWTH, LONGEST_PAUSE_S = 0.5, 1.5, 60.0
 _LOGS_SHOWN = 20
@@ -94,7 +103,6 @@ class Order:
     network: str = ""
     production: bool = True
     final_only: bool = False
-    noop: bool = False
 
     def request(self, version: int, cursor: str, start: int, stop: int) -> bytes:
         """Return the request of a session."""
@@ -105,7 +113,6 @@ class Order:
             "final_blocks_only": self.final_only,
             "production_mode": self.production,
             "output_module": self.module,
-            "noop_mode": self.noop,
         }
         if version == V2:
             return bytes(CLASSES["v2.Request"](modules=self.modules, **common).SerializeToString())
@@ -200,6 +207,7 @@ class SubstreamsClient:
             options = [
                 ("grpc.max_receive_message_length", self.dialling.receive_limit),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", METADATA_LIMIT),
                 ("grpc.keepalive_time_ms", 300_000),
                 ("grpc.keepalive_timeout_ms", 5_000),
                 ("grpc.initial_reconnect_backoff_ms", 500),

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
 from headwater.core.cursor import UNKNOWN_HASH
-from headwater.substreams.messages import ModuleOutput
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
 TABLE = SideTable(
@@ -29,7 +28,7 @@ TABLE = SideTable(
         ]
     ),
 )
-PRUNE_AT = 200  # rows that no resume needs, before they are removed
+PRUNE_AT = 200  # commits, after which the rows that no resume needs are removed
 _NO_HASH = (None, UNKNOWN_HASH)
 
 
@@ -49,7 +48,7 @@ class CursorLog:
 
     def __init__(self) -> None:
         self._notes: dict[int, Note] = {}  # ascending
-        self._rows: list[int] = []  # blocks that have a row, ascending
+        self._commits = 0  # since rows were removed
         self._target: KeepsSideTables | None = None
 
     # --- told and asked by the source -------------------------------------------------------------
@@ -59,12 +58,8 @@ class CursorLog:
         """The newest block that was handed out and not taken back; -1 if there is none."""
         return next(reversed(self._notes), -1)
 
-    def note(self, output: ModuleOutput) -> None:
-        """Remember a block that is about to be handed out."""
-        self._notes[output.clock.number] = Note(output.clock.hash, output.cursor)
-
-    def restore(self, block: BlockCursor, cursor: str) -> None:
-        """Take a block that the loop may stand at, and was not handed out now; oldest first."""
+    def note(self, block: BlockCursor, cursor: str) -> None:
+        """Remember the cursor of a block that the loop is about to stand at; in ascending order."""
         self._notes[block.number] = Note(str(block.hash), cursor)
 
     def cursor_of(self, block: BlockCursor) -> str:
@@ -109,7 +104,6 @@ class CursorLog:
         for row in rows.to_pylist():
             if row["block_number"] <= state.number:
                 self._notes[row["block_number"]] = Note(row["block_hash"], row["cursor"])
-        self._rows = list(self._notes)
 
     def rows(self, batch: Batch[Delivery]) -> Mapping[str, pa.Table]:
         """Return the cursor of the batch's last block."""
@@ -126,16 +120,13 @@ class CursorLog:
             if number >= kept:
                 break
             del self._notes[number]
-        if self._target is not None and state.number > (self._rows[-1] if self._rows else -1):
-            self._rows.append(state.number)
-        old = [number for number in self._rows if number < kept]
-        if self._target is not None and len(old) >= PRUNE_AT:
-            self._target.settle_side_rows(TABLE.name, (old[-1], 0), {})
-            self._rows = self._rows[len(old) :]
+        self._commits += 1
+        if self._target is not None and kept > 0 and self._commits >= PRUNE_AT:
+            self._target.settle_side_rows(TABLE.name, (kept - 1, 0), {})
+            self._commits = 0
 
     def rolled_back(self, state: PipeState) -> None:
-        """Forget the rows above the state's cursor, as the target did."""
-        self._rows = [number for number in self._rows if number <= state.number]
+        """Do nothing: the target has removed the rows, and the next session forgets the notes."""
 
     def finish(self, state: PipeState) -> None:
         """Do nothing: all cursors are stored."""

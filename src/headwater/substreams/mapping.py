@@ -32,13 +32,13 @@ from headwater.substreams.columns import (
     plan_message,
     read_columns,
 )
-from headwater.substreams.descriptors import TypeSet, build_classes
+from headwater.substreams.descriptors import build_classes
 from headwater.substreams.messages import ModuleOutput
-from headwater.substreams.outputs import TYPE_URL, BlockColumns, present, read_plainly
+from headwater.substreams.outputs import BlockColumns, TypedDecoder
 
 BLOCK_NUMBER, BLOCK_TIME = "_block_number_", "_block_timestamp_"
 _OURS = [pa.field(BLOCK_NUMBER, pa.int64(), False), pa.field(BLOCK_TIME, MOMENT)]
-_CLASSES = build_classes(
+SCHEMA_CLASSES = build_classes(
     {
         "None": "",
         "Scale": "scale 1 i32",
@@ -56,7 +56,6 @@ _CLASSES = build_classes(
         "FieldOptions": "field 77702 Column",
     }
 )
-SCHEMA_CLASSES = _CLASSES
 """The annotations, by short names."""
 FUNCTIONS = ("", "toYYYYMM", "toYYYYMMDD", "toYear", "toMonth", "toDate", "toStartOfMonth")
 INDEX_TYPES = ("minmax", "set(0)", "ngrambf_v1(3, 256, 2, 0)", "tokenbf_v1(256, 2, 0)",
@@ -107,11 +106,9 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class RelationalMapping:
+class RelationalMapping(TypedDecoder):
     """The tables of a message type, and what decodes messages into them. A value; it pickles."""
 
-    types: TypeSet
-    message: str
     bytes_encoding: BytesEncoding = "raw"
 
     def __post_init__(self) -> None:
@@ -119,14 +116,6 @@ class RelationalMapping:
             raise InvalidOptionError(
                 f"bytes are {', '.join(get_args(BytesEncoding))}", got=self.bytes_encoding
             )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.types, self.message, self.bytes_encoding)
-
-    @property
-    def type_url(self) -> str:
-        """The message type it reads."""
-        return TYPE_URL + self.message
 
     @property
     def schemas(self) -> Mapping[str, pa.Schema]:
@@ -151,25 +140,15 @@ class RelationalMapping:
         return tuple(_in_order(found))
 
     @cached_property
-    def descriptor(self) -> Descriptor:
-        """The message type."""
-        return self.types.descriptor(self.message)
-
-    @cached_property
     def _walk(self) -> _Walk:
         return _Walk(self.descriptor, self.bytes_encoding)
-
-    def decode(self, outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
-        """Return the rows of these blocks, by table."""
-        held = present(outputs, self.message)
-        return read_plainly(held, self.descriptor, lambda messages: self._decode(held, messages))
 
     def _decode(self, outputs: Sequence[ModuleOutput], messages: Messages) -> dict[str, pa.Table]:
         found: dict[str, list[pa.Table]] = {one.name: [] for one in self.tables}
         blocks = BlockColumns.of(outputs)
         self._read((), messages, self._walk.plan, np.arange(len(messages)), {}, blocks, found)
         return {
-            one.name: pa.concat_tables(found[one.name]) if found[one.name] else _empty(one)
+            one.name: pa.concat_tables(found[one.name] or [one.schema.empty_table()])
             for one in self.tables
         }
 
@@ -208,10 +187,6 @@ class RelationalMapping:
             taken = pa.array(rows)
             below = {link: values.take(taken) for link, values in above.items()}
             self._read(tuple(key.split("/")), inside, inner, owners[rows], below, blocks, found)
-
-
-def _empty(table: RelationalTable) -> pa.Table:
-    return table.schema.empty_table()
 
 
 class _Walk:
@@ -255,7 +230,7 @@ class _Walk:
                     table=message.name,
                     messages=f"{known}, {message.full_name}",
                 )
-            options = _CLASSES["Table"](name=message.name)
+            options = SCHEMA_CLASSES["Table"](name=message.name)
         if options is not None:
             place = self._place(message, plan, options, above)
             self.places[path] = place
@@ -372,12 +347,12 @@ def _below(
 
 
 def _table_of(message: Descriptor) -> Any | None:
-    options = _CLASSES["MessageOptions"].FromString(message.GetOptions().SerializeToString())
+    options = SCHEMA_CLASSES["MessageOptions"].FromString(message.GetOptions().SerializeToString())
     return options.table if options.HasField("table") else None
 
 
 def _column_of(one: FieldDescriptor) -> Any:
-    return _CLASSES["FieldOptions"].FromString(one.GetOptions().SerializeToString()).field
+    return SCHEMA_CLASSES["FieldOptions"].FromString(one.GetOptions().SerializeToString()).field
 
 
 def _has_tables(message: Descriptor, above: frozenset[str]) -> bool:

@@ -5,16 +5,21 @@
 names are the paths of their fields; embedded messages become structs. Each row begins with its
 block, and says its place in it (`ordinal`), and that of the row that it belongs to.
 
-Decoders are values: they pickle, and decode on the driver or on executors alike.
+Decoders are values: they pickle, and decode on the driver or on executors alike. The source decodes
+neighbours together while the loop waits for the database, and hands each output on as a `Piece`
+with what it was decoded with; whoever decodes the outputs of a batch takes those tables, if the
+batch holds all of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, TypeVar
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +40,7 @@ from headwater.substreams.columns import (
     read_columns,
 )
 from headwater.substreams.descriptors import TypeSet
-from headwater.substreams.messages import ModuleOutput, OutputDecoder
+from headwater.substreams.messages import ModuleOutput, OutputDecoder, Outputs
 
 DATABASE_CHANGES = frozenset(
     {"sf.substreams.sink.database.v1.DatabaseChanges", "sf.substreams.database.v1.DatabaseChanges"}
@@ -50,7 +55,6 @@ _BLOCK = [
 ORDINAL = pa.field("ordinal", pa.int64(), False)
 PARENT = pa.field("parent_ordinal", pa.int64(), False)
 _OURS = frozenset(one.name for one in (*_BLOCK, ORDINAL, PARENT))
-Decoded = TypeVar("Decoded")
 
 
 def decoder_of(types: TypeSet, message: str, tables: Sequence[TableSchema] = ()) -> OutputDecoder:
@@ -141,14 +145,14 @@ class ChangesDecoder:
 
 
 @dataclass(frozen=True)
-class MessageDecoder:
-    """Reads messages of any type into tables."""
+class TypedDecoder(ABC):
+    """Reads messages of one type by their columns. Without what it has worked out, it pickles."""
 
     types: TypeSet
     message: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.types, self.message)
+        return type(self), tuple(getattr(self, one.name) for one in fields(self))
 
     @property
     def type_url(self) -> str:
@@ -160,6 +164,50 @@ class MessageDecoder:
         """The message type."""
         return self.types.descriptor(self.message)
 
+    def decode(self, outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
+        """Return the rows of these blocks, by table.
+
+        If a value is not in its plain form, protobuf rewrites all of them first.
+
+        Raises:
+            UndecodableOutputError: one is no message of the type.
+        """
+        held = present(outputs, self.message)
+        try:
+            return self._decode(held, Messages.of([one.value for one in held]))
+        except (UnusualMessage, MalformedMessage):
+            messages = Messages.of(self._in_plain_form(held))
+        try:
+            return self._decode(held, messages)
+        except MalformedMessage as error:
+            block = held[min(messages.index_of(error.at), len(held) - 1)].clock.number
+            raise UndecodableOutputError(str(error), block=block, type=self.message) from error
+
+    @abstractmethod
+    def _decode(self, outputs: Sequence[ModuleOutput], messages: Messages) -> dict[str, pa.Table]:
+        """Return the rows of messages in plain form, one of each output."""
+
+    def _in_plain_form(self, outputs: Sequence[ModuleOutput]) -> list[bytes]:
+        made, plain = message_factory.GetMessageClass(self.descriptor), []
+        for one in outputs:
+            try:
+                message = made.FromString(one.value)
+            except WireError as error:
+                raise UndecodableOutputError(
+                    "an output cannot be read",
+                    block=one.clock.number,
+                    type=self.message,
+                    reason=error,
+                ) from None
+            message.DiscardUnknownFields()
+            plain.append(message.SerializeToString(deterministic=True))
+        return plain
+
+
+@dataclass(frozen=True)
+class MessageDecoder(TypedDecoder):
+    """Reads messages of any type into tables."""
+
     @cached_property
     def plan(self) -> MessagePlan:
         """What becomes of the message."""
@@ -168,9 +216,14 @@ class MessageDecoder:
     @cached_property
     def schemas(self) -> Mapping[str, pa.Schema]:
         """The columns of every table."""
+        if self._below and not self.plan.shown:
+            return self._below
+        return {self._root: _schema(self.plan, nested=False), **self._below}
+
+    @cached_property
+    def _below(self) -> Mapping[str, pa.Schema]:
+        """The columns of the tables that repeated messages become."""
         found: dict[str, pa.Schema] = {}
-        if self.plan.shown or not any(self.plan.tables()):
-            found[self._root] = _schema(self.plan, nested=False)
         _add_schemas(self.plan, found, nested=False)
         return found
 
@@ -178,15 +231,9 @@ class MessageDecoder:
     def _root(self) -> str:
         """The name of the table of the message itself, if it has columns of its own."""
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.descriptor.name).lower()
-        others = _names(self.plan)
-        while name in others:
+        while name in self._below:
             name = f"{name}_message"
         return name
-
-    def decode(self, outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
-        """Return the rows of these blocks."""
-        held = present(outputs, self.message)
-        return read_plainly(held, self.descriptor, lambda messages: self._decode(held, messages))
 
     def _decode(self, outputs: Sequence[ModuleOutput], messages: Messages) -> dict[str, pa.Table]:
         blocks = BlockColumns.of(outputs)
@@ -216,42 +263,6 @@ class MessageDecoder:
         for table, (inside, rows, inner) in row.tables.items():
             above = None if plan is self.plan else ordinals[rows]
             self._read(table, inside, inner, owners[rows], above, blocks, found)
-
-
-def read_plainly(
-    outputs: Sequence[ModuleOutput],
-    descriptor: Descriptor,
-    read: Callable[[Messages], Decoded],
-) -> Decoded:
-    """Read the values of outputs; if one is not in its plain form, let protobuf rewrite all first.
-
-    Raises:
-        UndecodableOutputError: one is no message of the type.
-    """
-    values = [one.value for one in outputs]
-    try:
-        return read(Messages.of(values))
-    except (UnusualMessage, MalformedMessage):
-        made = message_factory.GetMessageClass(descriptor)
-    plain = []
-    for one in outputs:
-        try:
-            message = made.FromString(one.value)
-        except WireError as error:
-            raise UndecodableOutputError(
-                "an output cannot be read",
-                block=one.clock.number,
-                type=descriptor.full_name,
-                reason=error,
-            ) from None
-        message.DiscardUnknownFields()
-        plain.append(message.SerializeToString(deterministic=True))
-    messages = Messages.of(plain)
-    try:
-        return read(messages)
-    except MalformedMessage as error:
-        block = outputs[min(messages.index_of(error.at), len(outputs) - 1)].clock.number
-        raise UndecodableOutputError(str(error), block=block, type=descriptor.full_name) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,12 +301,6 @@ def _places(owners: Ints) -> Ints:
     return np.arange(len(owners)) - np.repeat(starts, np.diff(np.append(starts, len(owners))))
 
 
-def _names(plan: MessagePlan) -> list[str]:
-    found: dict[str, pa.Schema] = {}
-    _add_schemas(plan, found, nested=False)
-    return list(found)
-
-
 def _add_schemas(plan: MessagePlan, found: dict[str, pa.Schema], *, nested: bool) -> None:
     for column in plan.tables():
         assert column.table is not None, "it is a table"
@@ -316,3 +321,69 @@ def _schema(plan: MessagePlan, *, nested: bool) -> pa.Schema:
     theirs = [one.arrow for one in plan.shown]
     renamed = [one.with_name(f"{one.name}_") if one.name in _OURS else one for one in theirs]
     return pa.schema([*ours, *renamed])
+
+
+# --- outputs on their way through the loop --------------------------------------------------------
+
+Tables = Mapping[str, pa.Table]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gathered:
+    """Messages of blocks that are taken together, with the tables of all of them if decoded.
+
+    `ahead` is what the target has prepared of these tables, if it has.
+    """
+
+    messages: tuple[Outputs, ...]
+    tables: Tables | None = None
+    ahead: Any = None
+
+    @property
+    def items(self) -> list[ModuleOutput]:
+        """Their blocks."""
+        return [item for message in self.messages for item in message.items]
+
+    @property
+    def size(self) -> int:
+        """Their size on the wire."""
+        return sum(one.size for one in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An output on its way through the loop: the line of its block.
+
+    `decoded` is what it was decoded with as it arrived.
+    """
+
+    output: ModuleOutput
+    decoded: Gathered | None = None
+
+    def __len__(self) -> int:
+        return len(self.output.value)
+
+
+def ahead_of(pieces: Sequence[Piece]) -> Any:
+    """Return what the target has prepared of these outputs, all of them and no others."""
+    decoded = pieces[0].decoded if pieces else None
+    if decoded is None or decoded is not pieces[-1].decoded or len(decoded.items) != len(pieces):
+        return None
+    return decoded.ahead
+
+
+def decode_pieces(pieces: Sequence[Piece], decoder: OutputDecoder) -> Tables:
+    """Return the tables of outputs; what was decoded as it arrived is not decoded again."""
+    tables: list[Tables] = []
+    for decoded, several in groupby(pieces, lambda piece: piece.decoded):
+        outputs = [piece.output for piece in several]
+        known = None if decoded is None else decoded.tables
+        if decoded is not None and known is not None and len(decoded.items) == len(outputs):
+            tables.append(known)
+        else:  # only a part of them was handed out
+            tables.append(decoder.decode(outputs))
+    if len(tables) == 1:
+        return tables[0]
+    if not tables:
+        return decoder.decode([])
+    return {name: pa.concat_tables([one[name] for one in tables]) for name in decoder.schemas}

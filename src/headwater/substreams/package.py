@@ -318,25 +318,24 @@ def _begin(modules: Mapping[str, Any], module: Any, first_block: int) -> None:
 
 
 class _Hashes:
-    """The hashes of a package's modules, worked out in the order in which they read each other."""
+    """The hashes of a package's modules, each worked out after those that the module reads."""
 
     def __init__(self, modules: Any) -> None:
         self._modules = {one.name: one for one in modules.modules}
         self._binaries = modules.binaries
         self._known: dict[str, bytes] = {}
         self._older: dict[str, set[str]] = {}
-
-    def of(self, module: str) -> bytes:
-        """Return the hash of a module."""
         for name in _in_order(self._modules):
             direct = _parents(self._modules[name])
             self._older[name] = set(direct).union(*(self._older[one] for one in direct))
-            if name == module:
-                break
-        for name in self._older:
-            if name == module or name in self._older[module]:
-                content = self._content(name)
-                self._known[name] = hashlib.sha1(content, usedforsecurity=False).digest()
+
+    def of(self, module: str) -> bytes:
+        """Return the hash of a module."""
+        if module not in self._known:
+            for name in self._older[module]:
+                self.of(name)
+            content = self._content(module)
+            self._known[module] = hashlib.sha1(content, usedforsecurity=False).digest()
         return self._known[module]
 
     def _content(self, name: str) -> bytes:

@@ -19,10 +19,7 @@ import pyarrow.compute as pc
 from headwater.changes import TableSchema, check, fold
 from headwater.changes.model import codes_of
 from headwater.decode.columns.bytes_text import BytesEncoding
-from headwater.errors import (
-    InsertOnlyError,
-    UnknownTableError,
-)
+from headwater.errors import InsertOnlyError, UnknownTableError
 from headwater.substreams.cursor_text import final_block
 from headwater.substreams.mapping import BLOCK_NUMBER, RelationalMapping
 from headwater.substreams.messages import OutputDecoder

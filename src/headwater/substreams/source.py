@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Condition, Thread
 from typing import Any
 
@@ -47,7 +47,7 @@ from headwater.substreams.messages import (
     SessionInit,
     UndoSignal,
 )
-from headwater.substreams.pieces import Made, Piece, Tables
+from headwater.substreams.outputs import Gathered, Piece, Tables
 
 Decode = Callable[[Sequence[ModuleOutput]], Tables]
 Prepare = Callable[[Mapping[str, pa.Table]], Any]
@@ -186,9 +186,8 @@ class SubstreamsSource:
         """Tell of messages that were taken; return their blocks."""
         for message in gathered.messages:
             self._on_message(message)
-        items, tables = gathered.items, gathered.tables
-        made = None if tables is None else Made(len(items), tables, gathered.ahead)
-        return [Piece(item, made) for item in items]
+        decoded = None if gathered.tables is None else gathered
+        return [Piece(item, decoded) for item in gathered.items]
 
     def _blocks(self, message: Gathered, feed: Feed) -> Iterator[Blocks | Fork]:
         """Hand out the blocks of a message, and of those that arrived right after it.
@@ -222,15 +221,13 @@ class SubstreamsSource:
                 )
             self._last, self._unsure = number, False
             self._final = max(self._final, min(item.final_height, number))
-            self._log.note(item)
+            self._log.note(item.clock.cursor, item.cursor)
             taken.append(piece)
         if taken:
-            final = taken[-1].output.final_height
-            yield Blocks(
-                tuple(_header(piece.output) for piece in taken),
-                tuple(taken),
-                Head(BlockCursor(final, self._hash_at(final)), self._latest()),
-            )
+            number = taken[-1].output.final_height  # the endpoint tells no hash of it
+            final = BlockCursor(number, self._log.hash_of(number) or UNKNOWN_HASH)
+            headers = tuple(_header(piece.output) for piece in taken)
+            yield Blocks(headers, tuple(taken), Head(final, self._latest()))
 
     def _undo(self, signal: UndoSignal) -> Iterator[Undo]:
         """Pass an undo signal on, and stand at its block.
@@ -247,41 +244,15 @@ class SubstreamsSource:
             block = state.finalized
         self._log.undo(block.number)
         if block == signal.last_valid and block.hash is not None and not self._log.cursor_of(block):
-            self._log.restore(block, signal.cursor)
+            self._log.note(block, signal.cursor)
         self._exhausted.clear()
         self._floor = self._last = block.number
         self._unsure = False
         yield Undo(block)
 
-    def _hash_at(self, number: int) -> str:
-        """Return the hash of the final block, if we have it; the endpoint tells its number only."""
-        return self._log.hash_of(number) or UNKNOWN_HASH
-
     def _latest(self) -> BlockCursor | None:
         newest = max(self._chain_head, self._last)
         return BlockCursor(newest) if newest >= 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """Messages of blocks that are taken together, with the tables of all of them if decoded.
-
-    `ahead` is what the target has prepared of these tables, if it has.
-    """
-
-    messages: tuple[Outputs, ...]
-    tables: Mapping[str, pa.Table] | None = None
-    ahead: Any = None
-
-    @property
-    def items(self) -> list[ModuleOutput]:
-        """Their blocks."""
-        return [item for message in self.messages for item in message.items]
-
-    @property
-    def size(self) -> int:
-        """Their size on the wire."""
-        return sum(one.size for one in self.messages)
 
 
 Taken = Gathered | Message

@@ -16,13 +16,7 @@ from pyspark.sql import SparkSession
 
 from headwater.core import BlockHeader
 from headwater.decode import Decoded
-from headwater.spark.parts import (
-    Part,
-    Receipt,
-    SpanReader,
-    SpanReport,
-    table_batches,
-)
+from headwater.spark.parts import Part, Receipt, SpanReader, SpanReport, table_batches
 from headwater.spark.spans import Span
 from headwater.spark.startup import SparkOfRun
 from headwater.substreams.messages import ModuleOutput, OutputDecoder

@@ -24,7 +24,7 @@ import grpc
 from headwater.core import BlockCursor
 from headwater.errors import SinkCursorError
 from headwater.substreams.cursor_text import CursorText, read_cursor, write_cursor
-from headwater.substreams.wire import CLASSES, V2, V4, VERSIONS
+from headwater.substreams.messages import CLASSES, V2, V4, VERSIONS
 from headwater.testing.chain.live import LiveChain
 from headwater.testing.chain.tree import ChainSim, SimBlock
 from headwater.testing.substreams import faults
@@ -434,8 +434,7 @@ def simulated_endpoint(
     if chain is None:
         chain = ChainSim(seed)
         chain.grow(blocks - 1)
-        if chain.head.number - finality_depth >= chain.start_block:
-            chain.finalize(chain.head.number - finality_depth)
+        chain.finalize_behind(finality_depth)
     endpoint = SimEndpoint(chain, modules, bundle=bundle, skip_empty=skip_empty, api_key=api_key)
     server = EndpointServer(endpoint, port=port, versions=versions, tls=tls)
     try:
