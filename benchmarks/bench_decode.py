@@ -36,6 +36,7 @@ from headwater.decode import (
     solana,
 )
 from headwater.decode.lines.entities import Wanted, read_entities, wire_type
+from headwater.decode.output import decoded_from
 from headwater.query import EVM, SOLANA, Field, Network, base58
 
 LIMIT_ROWS_S = 5_000_000
@@ -231,7 +232,7 @@ def wanted(network: Network, output: CallsOutput | InstructionsOutput) -> dict[s
     return {
         name: Wanted(tuple(one for one in network.entity(name).fields
                            if one.wire in selected[name]), tuple(EVERYTHING))
-        for name in output.entities
+        for name, _ in decoded_from(output)
     }  # fmt: skip
 
 

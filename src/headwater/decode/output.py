@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from headwater.core import BlockRange, RangeSpec
 from headwater.decode.columns.malformed import MalformedRowsError, OnError
-from headwater.decode.lines.entities import Entities, Wanted, read_entities
+from headwater.decode.lines.entities import BLOCK, Entities, Wanted, read_entities
 from headwater.errors import DecodeError, HeadwaterError
 from headwater.query import Field, Query
+from headwater.query.query import Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Output(Protocol):
 
     @property
     def query(self) -> Query:
-        """What to ask the portal for."""
+        """What to ask the portal for; it decodes from the entities whose fields it selects."""
         ...
 
     @property
@@ -95,11 +96,6 @@ class Output(Protocol):
     @property
     def schema(self) -> pa.Schema:
         """The columns of the table."""
-        ...
-
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """Which entities it decodes from, in the wire's names; it gets the fields it selects."""
         ...
 
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
@@ -189,15 +185,23 @@ def decode_entities(
     )
 
 
+def decoded_from(output: Output) -> Selection:
+    """Return the entities that an output decodes from, with fields, in the wire's names.
+
+    Of blocks every query selects some fields; only a table of blocks decodes from them.
+    """
+    others = tuple(item for item in output.query.fields if item[0] != BLOCK)
+    return others or output.query.fields
+
+
 def _wanted(outputs: Sequence[tuple[Output, Sequence[BlockRange]]]) -> dict[str, Wanted]:
     """Return what all outputs together want of each entity."""
     fields: dict[str, set[str]] = {}
     ranges: dict[str, list[BlockRange]] = {}
     known: dict[str, tuple[Field, ...]] = {}
     for output, wanted in outputs:
-        selected = dict(output.query.fields)
-        for entity in output.entities:
-            fields.setdefault(entity, set()).update(selected[entity])
+        for entity, names in decoded_from(output):
+            fields.setdefault(entity, set()).update(names)
             ranges.setdefault(entity, []).extend(wanted)
             known[entity] = output.query.network.entity(entity).fields
     return {

@@ -4,7 +4,6 @@ from headwater.core.retry import RetryPolicy
 from headwater.portal.budget import DriverPermits, LimitedTransport, PortalBudget, PortalLimits
 from headwater.portal.client import PortalClient
 from headwater.portal.density import SAMPLES, probe
-from headwater.portal.opening import open_transport, sources_of
 from headwater.portal.outage import Clock, Notice, NoticeKind, Observer, SystemClock, log_notice
 from headwater.portal.reading import BlockOrder, StreamQuery
 from headwater.portal.source import LeaveOut, PortalSource
@@ -14,7 +13,9 @@ from headwater.portal.sources import (
     SourceState,
     SourcesTransport,
     SourceTransport,
+    open_transport,
     source_address,
+    sources_of,
 )
 from headwater.portal.transport import (
     HttpTransport,
@@ -24,7 +25,7 @@ from headwater.portal.transport import (
     Transport,
     portal_address,
 )
-from headwater.portal.wire import Dataset, LineSplitter, read_fork, read_head, read_header
+from headwater.portal.wire import Dataset, LineSplitter, read_header
 
 __all__ = [
     "SAMPLES",
@@ -59,8 +60,6 @@ __all__ = [
     "open_transport",
     "portal_address",
     "probe",
-    "read_fork",
-    "read_head",
     "read_header",
     "source_address",
     "sources_of",

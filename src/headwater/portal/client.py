@@ -39,7 +39,6 @@ from headwater.errors import (
     TimestampError,
     TransportError,
 )
-from headwater.portal.opening import open_transport, sources_of
 from headwater.portal.outage import (
     Clock,
     Notice,
@@ -50,7 +49,13 @@ from headwater.portal.outage import (
     read_body,
 )
 from headwater.portal.reading import Conditions, Reading, StreamQuery
-from headwater.portal.sources import Address, Sources, SourcesTransport
+from headwater.portal.sources import (
+    Address,
+    Sources,
+    SourcesTransport,
+    open_transport,
+    sources_of,
+)
 from headwater.portal.transport import Request, Timeouts, Transport
 from headwater.portal.wire import (
     Dataset,

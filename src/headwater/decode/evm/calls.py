@@ -93,11 +93,6 @@ class CallsOutput:
         ]
         return pa.schema([*_base(self.source), *columns, *self._details])
 
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """Transactions, and traces if that is the source."""
-        return ("transaction",) if self.source == "transactions" else ("trace", "transaction")
-
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return the calls of this function among all of a batch, in their order.
 
@@ -111,7 +106,7 @@ class CallsOutput:
     def _own_rows(
         self, entities: Entities, ranges: Sequence[BlockRange]
     ) -> Iterator[pa.RecordBatch]:
-        for batch in entities[self.entities[0]].to_batches():
+        for batch in entities[self.source.removesuffix("s")].to_batches():
             chosen = select_rows(batch, EVM, self.query.filters[0], ranges)
             if self.scope is not None:
                 unknown = absent(chosen, self._fields[0])

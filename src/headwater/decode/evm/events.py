@@ -65,11 +65,6 @@ class EventsOutput:
     scope: ChildScope | None = None
 
     @property
-    def entities(self) -> tuple[str, ...]:
-        """What it decodes from."""
-        return ("log",)
-
-    @property
     def schema(self) -> pa.Schema:
         """The columns of the table; `evm.types` says which ABI type becomes which."""
         return self._event_schema
@@ -230,11 +225,6 @@ class UnionOutput:
     """
 
     parts: tuple[EventsOutput, ...]
-
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """What it decodes from."""
-        return ("log",)
 
     @property
     def query(self) -> Query:

@@ -105,11 +105,6 @@ class InstructionsOutput:
     what: str = "an instruction"
 
     @property
-    def entities(self) -> tuple[str, ...]:
-        """What it decodes from."""
-        return (self.entity, "transaction")
-
-    @property
     def schema(self) -> pa.Schema:
         """The columns of the table; `borsh` says which type becomes which."""
         names = layout_columns(self.layout, self.base)

@@ -82,14 +82,6 @@ class TableOutput:
         """The kind of its items, in the wire's name."""
         return self._definition.entity
 
-    @property
-    def entities(self) -> tuple[str, ...]:
-        """The table's own entity, and transactions if their names are looked up."""
-        owner = transaction_name(self.query.network).entity
-        if self._definition.joined and self.entity != owner:
-            return (self.entity, owner)
-        return (self.entity,)
-
     def decode(self, entities: Entities, ranges: Sequence[BlockRange]) -> DecodedRows:
         """Return the items that match this output's own filter in its own ranges.
 
