@@ -48,26 +48,6 @@ from headwater.query.values import snake_name
 Fields = tuple[Field, ...]
 
 _Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_BOTH = int | str | None
-_PYTHON: dict[WireType, Any] = {
-    WireType.NUMBER: _Int | None,
-    WireType.INTEGER: _Int | None,
-    WireType.INDEX: _Int | None,
-    WireType.SECONDS: _Int | None,
-    WireType.MILLISECONDS: _Int | None,
-    WireType.FLOAT: float | None,
-    WireType.BITCOINS: float | None,
-    WireType.HEX: str | None,
-    WireType.BARE_HEX: str | None,
-    WireType.QUANTITY: str | None,
-    WireType.DECIMAL: _BOTH,
-    WireType.WIDE_DECIMAL: _BOTH,
-    WireType.NUMBER_OR_DECIMAL: _BOTH,
-    WireType.NUMBER_OR_STRING: _BOTH,
-    WireType.BASE58: str | None,
-    WireType.STRING: str | None,
-    WireType.BOOL: bool | None,
-}
 _NULL = msgspec.Raw(b"null")
 _INTEGERS = (
     WireType.NUMBER,
@@ -83,18 +63,22 @@ _TEXTS = (
     WireType.NUMBER_OR_DECIMAL,
     WireType.NUMBER_OR_STRING,
 )
+_STRING = (str | None, pa.string())
+_KINDS: dict[WireType, tuple[Any, pa.DataType]] = {
+    **dict.fromkeys(_INTEGERS, (_Int | None, pa.int64())),
+    **dict.fromkeys(_FLOATS, (float | None, pa.float64())),
+    **dict.fromkeys(_TEXTS, (int | str | None, pa.string())),
+    WireType.BOOL: (bool | None, pa.bool_()),
+}
+"""The type of an item's attribute and of its column, by wire type; of all others `_STRING`."""
 
 
 def wire_type(field: Field) -> pa.DataType:
     """Return the Arrow type in which a field's wire form is kept."""
     if field.members:
         kind: pa.DataType = pa.struct([pa.field(one.wire, wire_type(one)) for one in field.members])
-    elif field.type in _INTEGERS:
-        kind = pa.int64()
-    elif field.type in _FLOATS:
-        kind = pa.float64()
     else:
-        kind = pa.bool_() if field.type is WireType.BOOL else pa.string()
+        kind = _KINDS.get(field.type, _STRING)[1]
     return pa.list_(kind) if field.is_list else kind
 
 
@@ -200,7 +184,7 @@ def _python_type(field: Field) -> Any:
         part = [(_attribute(one.wire), _python_type(one), None) for one in field.members]
         kind: Any = msgspec.defstruct("Part", part, rename=_key, gc=False)
     else:
-        kind = _PYTHON[field.type]
+        kind = _KINDS.get(field.type, _STRING)[0]
     return (list[kind] | None) if field.is_list else (kind | None)
 
 
