@@ -6,12 +6,11 @@ retry gives the same rows.
 """
 
 from headwater.decode import evm, solana
-from headwater.decode.evm.abi import Abi, Event, Function, parse_event, parse_function
+from headwater.decode.evm.abi import Event, Function, parse_event, parse_function
 from headwater.decode.evm.builtin_events import KNOWN_EVENTS
 from headwater.decode.evm.calls import CallsOutput
 from headwater.decode.evm.events import CreationsOutput, EventsOutput, creations_of
 from headwater.decode.evm.factory import Children, ChildScope, Factory
-from headwater.decode.evm.types import Parameter
 from headwater.decode.lines.entities import Entities
 from headwater.decode.lines.logs import LOG_SCHEMA, parse_logs
 from headwater.decode.output import (
@@ -23,16 +22,14 @@ from headwater.decode.output import (
     decode_outputs,
     read_outputs,
 )
-from headwater.decode.solana.data_layout import Idl, load_idl
-from headwater.decode.solana.instructions import AnchorEventsOutput, InstructionsOutput
+from headwater.decode.solana.data_layout import load_idl
+from headwater.decode.solana.instructions import InstructionsOutput
 from headwater.decode.tables import bitcoin, hyperliquid, substrate, tron
 from headwater.decode.tables.raw_table import TableOutput, named_table
 
 __all__ = [
     "KNOWN_EVENTS",
     "LOG_SCHEMA",
-    "Abi",
-    "AnchorEventsOutput",
     "CallsOutput",
     "ChildScope",
     "Children",
@@ -44,10 +41,8 @@ __all__ = [
     "EventsOutput",
     "Factory",
     "Function",
-    "Idl",
     "InstructionsOutput",
     "Output",
-    "Parameter",
     "TableOutput",
     "bitcoin",
     "creations_of",

@@ -36,9 +36,8 @@ from headwater.decode.evm.factory import (
     PREFIX,
     Factory,
     Since,
-    calls_scope,
     check_since,
-    events_scope,
+    scope_in,
 )
 from headwater.decode.evm.topics import check_address, make_topic_filters
 from headwater.decode.evm.types import Elementary, Kind, Parameter, arrow_field, is_wide
@@ -115,7 +114,7 @@ def events(
         contracts=addresses,
         topics=topics,
         on_error=on_error,
-        scope=None if parent is None else events_scope(parent),
+        scope=None if parent is None else scope_in(parent, "logs"),
     )
 
 
@@ -176,7 +175,7 @@ def calls(
         query=_make_calls_query(parsed, addresses, source),
         ranges=parse_ranges(range),
         on_error=on_error,
-        scope=None if parent is None else calls_scope(parent, source),
+        scope=None if parent is None else scope_in(parent, source),
     )
 
 

@@ -22,7 +22,7 @@ from headwater.decode.columns.integers import PARTS, WordText
 from headwater.decode.columns.malformed import MalformedRowsError, OnError
 from headwater.decode.columns.row_filter import in_ranges, is_one_of, keep_rows
 from headwater.decode.evm.abi import Event
-from headwater.decode.evm.factory import FOUND_FIELDS, ChildScope, Factory, events_scope
+from headwater.decode.evm.factory import FOUND_FIELDS, ChildScope, Factory, scope_in
 from headwater.decode.evm.payload import Payload, decode_words
 from headwater.decode.evm.topics import TopicFilters
 from headwater.decode.evm.types import (
@@ -338,7 +338,7 @@ def creations_of(factory: Factory) -> CreationsOutput:
         contracts=factory.contracts,
         topics=factory.topics,
         on_error=factory.on_error,
-        scope=None if factory.parent is None else events_scope(factory.parent),
+        scope=None if factory.parent is None else scope_in(factory.parent, "logs"),
         child=columns[factory.child],
         details=tuple(columns[name] for name in factory.columns),
         fields=factory.fields,

@@ -162,38 +162,30 @@ class Begin(NamedTuple):
     inclusive: bool
 
 
-def events_scope(factory: Factory) -> ChildScope:
-    """Return the scope of logs."""
-    begins: dict[Since, Begin] = {
-        "block": Begin("block_number", 0, True),
-        "transaction": Begin("transaction_index", 1, True),
-        "log": Begin("log_index", 2, False),
-    }
-    return ChildScope(factory, "address", "address", begins[factory.since])
-
-
-def calls_scope(factory: Factory, source: str) -> ChildScope:
-    """Return the scope of calls, which no log index orders.
+def scope_in(factory: Factory, source: Literal["logs", "transactions", "traces"]) -> ChildScope:
+    """Return the scope of logs, or of calls, which no log index orders.
 
     With "log", transactions count behind the announcing one, which is not sent to a child as a
     rule; all traces of it count, because some of them may lie behind the log.
     """
-    address = "to" if source == "transactions" else "callTo"
+    address = {"logs": "address", "transactions": "to", "traces": "callTo"}[source]
+    index = "transaction_index" if source == "logs" else "transactionIndex"
+    of_log = Begin("log_index", 2, False)
     begins: dict[Since, Begin] = {
         "block": Begin("block_number", 0, True),
-        "transaction": Begin("transactionIndex", 1, True),
-        "log": Begin("transactionIndex", 1, source == "traces"),
+        "transaction": Begin(index, 1, True),
+        "log": of_log if source == "logs" else Begin(index, 1, source == "traces"),
     }
     return ChildScope(factory, address, address, begins[factory.since])
 
 
 def check_since(given: object) -> Since:
     """Return the point that is meant; refuse anything unknown."""
-    known: tuple[Since, ...] = get_args(Since)
-    for one in known:
-        if given == one:
-            return one
-    raise InvalidOptionError(f"since is one of {', '.join(map(repr, known))}", got=repr(given))
+    for since in get_args(Since):
+        if given == since:
+            return cast("Since", since)
+    known = ", ".join(map(repr, get_args(Since)))
+    raise InvalidOptionError(f"since is one of {known}", got=repr(given))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
