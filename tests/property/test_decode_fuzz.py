@@ -90,9 +90,9 @@ def values_of(borsh: BorshType) -> st.SearchStrategy[Any]:  # noqa: C901 - a pla
         case Scalar("pubkey"):
             return st.binary(min_size=32, max_size=32).map(base58.encode)
         case Scalar():
-            signed = borsh.name[0] == "i"
-            low = -(2 ** (borsh.bits - 1)) if signed else 0
-            high = 2 ** (borsh.bits - signed) - 1
+            signed, bits = borsh.name[0] == "i", int(borsh.name[1:])
+            low = -(2 ** (bits - 1)) if signed else 0
+            high = 2 ** (bits - signed) - 1
             return st.one_of(st.sampled_from([low, high, 0]), st.integers(low, high))
         case FixedBytes(size):
             return st.binary(min_size=size, max_size=size)
@@ -125,7 +125,7 @@ def shown(borsh: BorshType, value: Any) -> Any:
     if value is None:
         return None
     match borsh:
-        case Scalar() if borsh.bits:
+        case Scalar() if borsh.integer is not None:
             kind = arrow_type(borsh)
             if pa.types.is_decimal(kind):
                 return Decimal(value)

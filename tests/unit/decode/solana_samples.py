@@ -77,7 +77,7 @@ def encode(borsh: BorshType, value: Any) -> bytes:
             return base58.decode(value)
         case Scalar():
             signed = borsh.name[0] == "i"
-            return int(value).to_bytes(borsh.bits // 8, "little", signed=signed)
+            return int(value).to_bytes(int(borsh.name[1:]) // 8, "little", signed=signed)
         case FixedBytes():
             return bytes(value)
         case Option(item):

@@ -41,7 +41,6 @@ from headwater.decode.evm.types import (
     arrow_type,
     canonical,
     head_words,
-    integer,
     is_dynamic,
 )
 
@@ -242,6 +241,8 @@ def decode_words(abi_type: Elementary, words: WordText, where: str, owners: Rows
     Raises:
         MalformedRowsError: some words are no values of the type.
     """
+    if abi_type.integer is not None:
+        return decode_integers(abi_type.integer, words, where, owners)
     match abi_type.kind:
         case Kind.ADDRESS:
             return _decode_addresses(words, where, owners)
@@ -249,9 +250,7 @@ def decode_words(abi_type: Elementary, words: WordText, where: str, owners: Rows
             return _decode_booleans(words, where, owners)
         case Kind.FIXED_BYTES:
             return _decode_fixed_bytes(abi_type.size, words, where, owners)
-        case Kind.UINT | Kind.INT:
-            return decode_integers(integer(abi_type), words, where, owners)
-        case Kind.BYTES | Kind.STRING:
+        case _:
             raise TypeError(f"{canonical(abi_type)} is not one word")
 
 

@@ -60,6 +60,13 @@ class Elementary:
     size: int = 0
     as_decimal: bool = False
 
+    @property
+    def integer(self) -> Integer | None:
+        """The integers that it holds; None if it holds anything else."""
+        if self.kind not in (Kind.UINT, Kind.INT):
+            return None
+        return Integer(self.size, self.kind is Kind.INT, self.as_decimal)
+
 
 @dataclass(frozen=True, slots=True)
 class Array:
@@ -127,8 +134,9 @@ def head_words(abi_type: AbiType) -> int:
 def arrow_type(abi_type: AbiType) -> pa.DataType:
     """Return the type of the column that holds such values; the table is in the module's text."""
     match abi_type:
-        case Elementary():
-            return _elementary_arrow_type(abi_type)
+        case Elementary(kind):
+            integer = abi_type.integer
+            return _COLUMNS[kind] if integer is None else integer.column
         case Array(item, _):
             return pa.list_(arrow_type(item))
         case Tuple(members):
@@ -137,35 +145,24 @@ def arrow_type(abi_type: AbiType) -> pa.DataType:
 
 def arrow_field(name: str, abi_type: AbiType) -> pa.Field:
     """Return the field of the column that holds such values."""
-    if isinstance(abi_type, Elementary) and abi_type.kind in (Kind.UINT, Kind.INT):
-        return integer_field(name, integer(abi_type))
+    if isinstance(abi_type, Elementary) and abi_type.integer is not None:
+        return integer_field(name, abi_type.integer)
     return pa.field(name, arrow_type(abi_type))
-
-
-def integer(abi_type: Elementary) -> Integer:
-    """Return the integers of `uintN` or `intN`."""
-    return Integer(abi_type.size, abi_type.kind is Kind.INT, abi_type.as_decimal)
 
 
 def is_wide(abi_type: AbiType) -> bool:
     """Whether the type is an integer that becomes text unless the user asks for a decimal."""
-    return (
-        isinstance(abi_type, Elementary)
-        and abi_type.kind in (Kind.UINT, Kind.INT)
-        and integer(abi_type).is_wide
-    )
+    integer = abi_type.integer if isinstance(abi_type, Elementary) else None
+    return integer is not None and integer.is_wide
 
 
-def _elementary_arrow_type(abi_type: Elementary) -> pa.DataType:
-    match abi_type.kind:
-        case Kind.BOOL:
-            return pa.bool_()
-        case Kind.ADDRESS | Kind.STRING:
-            return pa.string()
-        case Kind.BYTES | Kind.FIXED_BYTES:
-            return pa.binary()
-        case Kind.UINT | Kind.INT:
-            return integer(abi_type).column
+_COLUMNS = {
+    Kind.BOOL: pa.bool_(),
+    Kind.ADDRESS: pa.string(),
+    Kind.STRING: pa.string(),
+    Kind.BYTES: pa.binary(),
+    Kind.FIXED_BYTES: pa.binary(),
+}
 
 
 # --- text form of events and functions ------------------------------------------------------------

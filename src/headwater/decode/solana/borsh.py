@@ -69,10 +69,10 @@ class Scalar:
     name: str
 
     @property
-    def bits(self) -> int:
-        """The width of an integer; 0 for anything else."""
+    def integer(self) -> Integer | None:
+        """The integers that it holds; None if it holds anything else."""
         found = _INTEGER.fullmatch(self.name)
-        return int(found[2]) if found else 0
+        return Integer(int(found[2]), signed=found[1] == "i") if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def arrow_type(borsh: BorshType) -> pa.DataType:
     """Return the type of the column; the table is in the module's text."""
     match borsh:
         case Scalar(name):
-            return _PLAIN[name][0] if name in _PLAIN else _integer_type(borsh)
+            return _PLAIN[name][0] if borsh.integer is None else borsh.integer.column
         case FixedBytes():
             return pa.binary()
         case Option(item):
@@ -215,8 +215,8 @@ def arrow_type(borsh: BorshType) -> pa.DataType:
 def arrow_field(name: str, borsh: BorshType) -> pa.Field:
     """Return the field of the column that holds such values."""
     held = borsh.item if isinstance(borsh, Option) else borsh
-    if isinstance(held, Scalar) and is_wide(held):
-        return integer_field(name, Integer(held.bits, held.name.startswith("i")))
+    if isinstance(held, Scalar) and held.integer is not None:
+        return integer_field(name, held.integer)
     return pa.field(name, arrow_type(borsh))
 
 
@@ -224,7 +224,7 @@ def fixed_size(borsh: BorshType) -> int | None:
     """Return how many bytes every value takes; None if that depends on the value."""
     match borsh:
         case Scalar(name):
-            return _PLAIN[name][1] if name in _PLAIN else borsh.bits // 8
+            return _PLAIN[name][1] if borsh.integer is None else borsh.integer.bits // 8
         case FixedBytes(size):
             return size
         case Sequence(item, length) if length is not None:
@@ -256,16 +256,7 @@ def least_size(borsh: BorshType) -> int:
 
 def is_wide(borsh: BorshType) -> bool:
     """Whether the column is text unless the user asks for a decimal."""
-    return isinstance(borsh, Scalar) and borsh.bits > 64
-
-
-def _integer_type(borsh: Scalar) -> pa.DataType:
-    signed_bits = borsh.bits + (borsh.name[0] == "u")
-    if signed_bits <= 32:
-        return pa.int32()
-    if signed_bits <= 64:
-        return pa.int64()
-    return DECIMAL if borsh.bits == 64 else pa.string()
+    return isinstance(borsh, Scalar) and borsh.integer is not None and borsh.integer.is_wide
 
 
 Positions = npt.NDArray[np.int64]
@@ -335,9 +326,9 @@ class BorshReader:
         if borsh.name == "bool":
             refuse(raw[:, 0] > 1, f"{where} is neither 0 nor 1", owners)
             return pa.array(raw[:, 0] == 1), at + size
-        if borsh.bits == 0:
+        if borsh.integer is None:
             return pa.array(raw.view(f"<f{size}").reshape(-1)), at + size
-        return _integers(borsh, raw), at + size
+        return _integers(borsh.integer, raw), at + size
 
     def _stretch(self, borsh: Scalar, at: Positions, owners: Rows, where: str) -> Read:
         """Return text or bytes, whose length stands before them."""
@@ -437,9 +428,8 @@ class BorshReader:
         return _struct(columns, kind, len(at)), at
 
 
-def _integers(borsh: Scalar, raw: Bytes) -> pa.Array:
-    column, size = arrow_type(borsh), borsh.bits // 8
-    signed = borsh.name[0] == "i"
+def _integers(kind: Integer, raw: Bytes) -> pa.Array:
+    column, size, signed = kind.column, kind.bits // 8, kind.signed
     if pa.types.is_string(column):
         words = raw.view("<u4").reshape(len(raw), size // 4)[:, ::-1]
         limbs = [words[:, at].astype(np.uint64) for at in range(size // 4)]
