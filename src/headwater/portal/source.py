@@ -264,7 +264,7 @@ class PortalSource:
             if self._is_exhausted(left, cursor):
                 continue
             if hot and cursor is not None and left.from_block > cursor.number + 1:
-                gap = _gap(cursor, left)
+                gap = BlockRange(cursor.number + 1, left.from_block - 1)
                 if not self._is_exhausted(gap, cursor):
                     return self._read_range(self._watch, gap, cursor)
             return self._read_range(query, left, cursor)
@@ -461,8 +461,3 @@ def _until_far(reading: Generator[Answer, None, None], far: int) -> Generator[An
             behind = answer.head.finalized.number - answer.headers[-1].number
             if behind >= 2 * far:
                 return
-
-
-def _gap(cursor: BlockCursor, following: BlockRange) -> BlockRange:
-    """Return the blocks between the cursor and a range, which no output asked for."""
-    return BlockRange(cursor.number + 1, following.from_block - 1)

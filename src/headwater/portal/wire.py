@@ -125,26 +125,19 @@ def _malformed_line(line: bytes, error: Exception, after: int | None) -> Malform
     else:
         reason = str(error)
         found = _BYTE.search(reason)
-        position = int(found[1]) if found else _default_position(line, reason)
+        position = int(found[1]) if found else len(line) if "truncated" in reason else 0
         reason = _BYTE.sub("", reason).strip()
     number = _BAD_NUMBER.search(line)
+    place = "before any block" if after is None else f"after block {after}"
     first = max(0, position - _EXCERPT_BYTES // 2)
     facts: dict[str, object] = {} if number is None else {"block": int(number[1])}
     return MalformedLineError(
-        f"a line of the stream is not a block, {_place(after)}: {reason}",
+        f"a line of the stream is not a block, {place}: {reason}",
         **facts,
         byte=position,
         of=len(line),
         excerpt=_show(line[first : first + _EXCERPT_BYTES]),
     )
-
-
-def _default_position(line: bytes, reason: str) -> int:
-    return len(line) if "truncated" in reason else 0
-
-
-def _place(after: int | None) -> str:
-    return "before any block" if after is None else f"after block {after}"
 
 
 # --- heads and forks ------------------------------------------------------------------------------

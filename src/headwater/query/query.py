@@ -106,7 +106,8 @@ class Query:
     @property
     def query_hash(self) -> str:
         """The SHA-256 of what is asked, whatever the range and the order of adding."""
-        canonical = sorted((item.canonical() for item in self.filters), key=_text)
+        filters = (item.canonical() for item in self.filters)
+        canonical = sorted(filters, key=lambda item: encode({item.family: item.document()}))
         return hash_document({**self._head(), **self._tail(canonical)})
 
     def __eq__(self, other: object) -> bool:
@@ -176,10 +177,6 @@ def _joined(filters: Sequence[Filter]) -> tuple[Filter, ...]:
     for item in _distinct(filters):
         groups.setdefault(item.without(EVENT_KEY).canonical(), []).append(item)
     return tuple(one for group in groups.values() for one in join_lists(group, EVENT_KEY))
-
-
-def _text(item: Filter) -> bytes:
-    return encode({item.family: item.document()})
 
 
 # --- several outputs, one request per block -------------------------------------------------------

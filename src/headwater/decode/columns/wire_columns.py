@@ -100,7 +100,8 @@ def _convert_scalar(field: Field, column: pa.Array, owners: Rows) -> pa.Array:
     kind = scalar_type(field)
     is_coded = field.type is WireType.QUANTITY or kind == pa.binary()
     if field.type in _CODES and not is_coded:
-        return _with_prefix(check_text(field.type, column, field.name, owners), field.prefix)
+        texts = check_text(field.type, column, field.name, owners)
+        return pc.binary_join_element_wise(field.prefix, texts, "") if field.prefix else texts
     match field.type:
         case WireType.NUMBER | WireType.INTEGER:
             numbers = _cast_numbers(column, kind, field.name, owners)
@@ -180,10 +181,6 @@ def _index(column: pa.Int64Array, field: Field, owners: Rows) -> pa.Int64Array:
     if most is not None and most > MAX_INDEX:
         refuse(pc.greater(column, MAX_INDEX), f"{field.name} is too large", owners)
     return _natural(column, field, owners)
-
-
-def _with_prefix(column: pa.Array, prefix: str) -> pa.Array:
-    return pc.binary_join_element_wise(prefix, column, "") if prefix else column
 
 
 def convert_valid(

@@ -147,7 +147,8 @@ def _load_entry(text: str) -> Mapping[str, object]:
         position = getattr(error, "pos", 0)
         raise SignatureError(f"position {position}: not JSON", event=text[:200]) from error
     if isinstance(entry, list):
-        events = [str(one.get("name")) for one in entry if _is_event(one)]
+        objects = [one for one in entry if isinstance(one, dict)]
+        events = [str(one.get("name")) for one in objects if one.get("type") == "event"]
         raise SignatureError(
             f"this is a whole ABI; give one entry of it, of the events {', '.join(events)}, or "
             "read it with evm.abi"
@@ -155,10 +156,6 @@ def _load_entry(text: str) -> Mapping[str, object]:
     if not isinstance(entry, dict):
         raise SignatureError("a JSON ABI entry is an object", event=text[:200])
     return entry
-
-
-def _is_event(entry: object) -> bool:
-    return isinstance(entry, dict) and entry.get("type") == "event"
 
 
 def _parse_entry(

@@ -141,7 +141,8 @@ class TableOutput:
                 name = column_name(network, self.entity, field.name)
                 facts[name] = row.column(known.pop())[0].as_py()
         what = network.entity(self.entity).name
-        return BlockContentError(f"{_article(what)} {what} is malformed: {error.reason}", **facts)
+        article = "an" if what[0] in "aeiou" else "a"
+        return BlockContentError(f"{article} {what} is malformed: {error.reason}", **facts)
 
 
 def make_table(
@@ -222,10 +223,6 @@ def _join_transactions(
     query = query.add_fields(**{owner.name: [own[name.own_index], own[name.field]]})
     flags = {} if definition.entity == owner.wire else {owner.name: True}
     return query, {**filters, **flags}
-
-
-def _article(noun: str) -> str:
-    return "an" if noun[0] in "aeiou" else "a"
 
 
 def wire_column(batch: pa.RecordBatch, field: Field) -> pa.Array:

@@ -15,7 +15,7 @@ import msgspec
 from Crypto.Hash import keccak
 
 from headwater.errors import MalformedAnswerError
-from headwater.query.catalog import Field, WireType
+from headwater.query.catalog import WireType
 from headwater.query.networks.evm import EVM
 
 Item = dict[str, Any]
@@ -140,11 +140,10 @@ _CONVERSIONS: Mapping[WireType, Convert] = {
 
 @cache
 def _conversions(entity: str) -> dict[str, Convert | None]:
-    return {field.wire: _conversion(field) for field in EVM.entity(entity).fields}
-
-
-def _conversion(field: Field) -> Convert | None:
-    return None if field.is_list else _CONVERSIONS.get(field.type)
+    return {
+        field.wire: None if field.is_list else _CONVERSIONS.get(field.type)
+        for field in EVM.entity(entity).fields
+    }
 
 
 def item_of(entity: str, source: Mapping[str, Any], names: tuple[str, ...]) -> Item:
