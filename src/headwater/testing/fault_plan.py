@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from headwater.errors import InvalidOptionError
-from headwater.testing import faults
 from headwater.testing.faults import FAULTS, RETRYABLE_STATUSES, Fault, RetryAfter, Status
 from headwater.testing.portal.answer import Draft
 
@@ -155,12 +154,7 @@ def fault_from_json(value: dict[str, Any]) -> Fault:
         raise InvalidOptionError(f"{name}: {error}", given=options) from error
 
 
-CATALOGUE: dict[str, list[Fault]] = {
-    "drop-before-headers": [faults.DropBeforeHeaders()],
-    "drop-after": [faults.DropAfter()],
-    "stall-before-headers": [faults.StallBeforeHeaders()],
-    "stall-after": [faults.StallAfter()],
-    "delay": [faults.Delay(1.0)],
+_STATUSES: dict[str, list[Fault]] = {
     "refused": [Status(code) for code in (400, 404)],
     "failed": [Status(500)],
     "overloaded": [
@@ -168,22 +162,10 @@ CATALOGUE: dict[str, list[Fault]] = {
         for code in RETRYABLE_STATUSES
         for retry_after in (None, *RetryAfter)
     ],
-    "torn-line": [faults.TornLine()],
-    "garbage-line": [faults.GarbageLine()],
-    "invalid-utf8": [faults.InvalidUtf8()],
-    "non-block-line": [faults.NonBlockLine()],
-    "duplicate-block": [faults.DuplicateBlock()],
-    "missing-block": [faults.MissingBlock()],
-    "swapped-blocks": [faults.SwappedBlocks()],
-    "foreign-block": [faults.ForeignBlock()],
-    "empty-answer": [faults.EmptyAnswer()],
-    "empty-sample": [faults.EmptySample()],
-    "sample-of-one": [faults.SampleOfOne()],
-    "sample-below-finality": [faults.SampleBelowFinality()],
-    "no-previous-blocks": [faults.NoPreviousBlocks()],
-    "shuffled-sample": [faults.ShuffledSample()],
-    "newest-first": [faults.NewestFirst()],
-    "wrong-finality-hash": [faults.WrongFinalityHash()],
-    "finality-regressed": [faults.FinalityRegressed()],
-    "no-head-headers": [faults.NoHeadHeaders()],
 }
+CATALOGUE = {
+    name: faults
+    for spelled, kind in FAULTS.items()
+    for name, faults in (_STATUSES if kind is Status else {spelled: [kind()]}).items()
+}
+"""Every fault by name, in the order of the module; those of a status in three groups."""

@@ -163,59 +163,7 @@ class Status(Fault):
         draft.headers["retry-after"] = value[self.retry_after]
 
 
-# --- the head -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class HeadFault(Fault):
-    """Base of faults in the head headers."""
-
-    def applies(self, draft: Draft) -> bool:
-        """Need a finalized head to bend."""
-        return draft.reports_head and draft.finalized is not None
-
-
-@dataclass(frozen=True, slots=True)
-class WrongFinalityHash(HeadFault):
-    """The finalized head has the right number and a hash that belongs to no block."""
-
-    def apply(self, draft: Draft, dice: Random, now: float) -> None:
-        """Turn the hash."""
-        if draft.finalized is not None and draft.finalized.hash is not None:
-            wrong = foreign_hash(draft.finalized.hash)
-            draft.finalized = BlockCursor(draft.finalized.number, wrong)
-
-
-@dataclass(frozen=True, slots=True)
-class FinalityRegressed(HeadFault):
-    """The finalized head goes back, as when an archive answers."""
-
-    by: int = 10
-
-    def apply(self, draft: Draft, dice: Random, now: float) -> None:
-        """Report an older block."""
-        if draft.finalized is not None and draft.view is not None:
-            draft.finalized = draft.view.cursor_at(draft.finalized.number - self.by)
-
-
-@dataclass(frozen=True, slots=True)
-class NoHeadHeaders(Fault):
-    """All head headers are missing."""
-
-    def applies(self, draft: Draft) -> bool:
-        """Need headers to take away."""
-        return draft.reports_head
-
-    def apply(self, draft: Draft, dice: Random, now: float) -> None:
-        """Take them away."""
-        draft.reports_head = False
-
-
-def foreign_hash(block_hash: str) -> str:
-    """Return a well-formed hash that is not this one."""
-    prefix, body = (block_hash[:2], block_hash[2:]) if block_hash[:2] == "0x" else ("", block_hash)
-    turned = body[1:] + body[:1]
-    return prefix + (turned if turned != body else ("1" if body[0] != "1" else "2") * len(body))
+# --- the body -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +290,9 @@ class EmptyAnswer(Fault):
         draft.first = draft.last = None
 
 
+# --- a 409 ----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class ConflictFault(Fault):
     """Base of faults in a 409. With `forced`, requests without a conflict get one too."""
@@ -432,3 +383,58 @@ def _below_finality(draft: Draft) -> list[BlockCursor]:
     if view is None or view.final is None:
         return []
     return view.sample(view.final.number - 1)
+
+
+# --- the head -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFault(Fault):
+    """Base of faults in the head headers."""
+
+    def applies(self, draft: Draft) -> bool:
+        """Need a finalized head to bend."""
+        return draft.reports_head and draft.finalized is not None
+
+
+@dataclass(frozen=True, slots=True)
+class WrongFinalityHash(HeadFault):
+    """The finalized head has the right number and a hash that belongs to no block."""
+
+    def apply(self, draft: Draft, dice: Random, now: float) -> None:
+        """Turn the hash."""
+        if draft.finalized is not None and draft.finalized.hash is not None:
+            wrong = foreign_hash(draft.finalized.hash)
+            draft.finalized = BlockCursor(draft.finalized.number, wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class FinalityRegressed(HeadFault):
+    """The finalized head goes back, as when an archive answers."""
+
+    by: int = 10
+
+    def apply(self, draft: Draft, dice: Random, now: float) -> None:
+        """Report an older block."""
+        if draft.finalized is not None and draft.view is not None:
+            draft.finalized = draft.view.cursor_at(draft.finalized.number - self.by)
+
+
+@dataclass(frozen=True, slots=True)
+class NoHeadHeaders(Fault):
+    """All head headers are missing."""
+
+    def applies(self, draft: Draft) -> bool:
+        """Need headers to take away."""
+        return draft.reports_head
+
+    def apply(self, draft: Draft, dice: Random, now: float) -> None:
+        """Take them away."""
+        draft.reports_head = False
+
+
+def foreign_hash(block_hash: str) -> str:
+    """Return a well-formed hash that is not this one."""
+    prefix, body = (block_hash[:2], block_hash[2:]) if block_hash[:2] == "0x" else ("", block_hash)
+    turned = body[1:] + body[:1]
+    return prefix + (turned if turned != body else ("1" if body[0] != "1" else "2") * len(body))
