@@ -177,7 +177,7 @@ def measure(kind: str, blocks: int, *, executors: bool) -> None:
             object.__setattr__(stream, "decoder", Timed(stream.decoder))
         change_log.check = timed("check", change_log.check)
         change_log.fold = timed("fold", change_log.fold)
-        change_log.Hooks.lay_out = timed("lay out", change_log.Hooks.lay_out)
+        change_log.HistoryTarget._lay_out = timed("lay out", change_log.HistoryTarget._lay_out)
         target.commit = timed("load", target.commit)
         loop = timed("loop", lambda: stream.pipe_to(target, progress=False))
         parts = (os.getpid(), server_of(address), server.pid or 0)

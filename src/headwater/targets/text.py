@@ -93,6 +93,10 @@ class QualifiedName:
         """Return the name of a table that belongs to this one."""
         return type(self)(self.schema, self.fitted(self.name, suffix=suffix))
 
+    def beside(self, name: str) -> Self:
+        """Return the name of another table in the same schema."""
+        return type(self)(self.schema, name)
+
     @property
     def snapshots(self) -> Self:
         """The table's undo log."""

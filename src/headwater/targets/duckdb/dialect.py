@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
 import pyarrow as pa
 
-from headwater.core.rooms import DUCKDB_KEY_BYTES, Room, duckdb_room
+from headwater.core.rooms import DUCKDB_KEY_BYTES, duckdb_room
 from headwater.errors import (
     AppendOnlyError,
     InvalidOptionError,
@@ -18,7 +18,6 @@ from headwater.errors import (
     TableKeyError,
     TableSchemaError,
     UndeclaredTableError,
-    UntraceableWriteError,
 )
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.types import (
@@ -51,172 +50,130 @@ ERRORS = Errors(
     key=TableKeyError,
     append_only=AppendOnlyError,
     in_use=StreamInUseError,
-    statement=UntraceableWriteError,
+    name=TableSchemaError,
 )
 
 
-class DuckDBDialect(Dialect):
-    """Says what DuckDB does in its own way."""
+def _checked(declared: Table) -> Table:
+    types = {one: kind.upper().replace(" ", "") for one, kind in declared.types.items()}
+    for column, kind in types.items():
+        if kind != "VARCHAR" and not INTEGER_TYPES.fullmatch(kind):
+            raise InvalidOptionError(
+                "types= takes VARCHAR and integer types: BIGNUM, HUGEINT, DECIMAL(38,0), …",
+                column=column,
+                got=kind,
+            )
+    if declared.indexes:
+        raise InvalidOptionError("indexes= is for PostgreSQL", table=declared.name)
+    return replace(declared, name=TableName.of(declared.name), types=types)
 
-    name_type = TableName
-    errors = ERRORS
-    column_type = staticmethod(column_type)
-    new_column_type = staticmethod(new_column_type)
-    numbers_changes = True
-    undoes_keyless = True
-    longest_key = DUCKDB_KEY_BYTES
-    text = "VARCHAR"
-    json = "JSON"
-    letter = Fragment("VARCHAR")
-    change_id = Fragment("BIGINT")
-    change_index = ("block_num",)
-    block_number = "BIGINT"
-    differ = "differ, also without regard to case,"
-    claim_note = "position INTEGER"
-    claim_order = Fragment("position, table_schema, table_name")
-    all_tables = Fragment(
-        "SELECT schema_name AS table_schema, table_name FROM duckdb_tables() "
-        "WHERE database_name = current_database()"
+
+def read_layout(session: Session, name: QualifiedName) -> Layout | None:
+    """Read a table or a view from DuckDB's own tables."""
+    same = ("lower({name}) = $2", *name.folded)
+    found = _places(session, "table", *same) or _places(session, "view", *same)
+    if not found:
+        return None
+    ((place, text),) = found
+    generated = _generated(session, place) if "GENERATED" in text else set()
+    bound = _bound(session, place) if "PRIMARY KEY" in text or "UNIQUE" in text else []
+    keys = [tuple(names) for kind, names in bound if kind == "PRIMARY KEY"]
+    held = {
+        column: Column(
+            column,
+            kind,
+            kind,
+            scale=_scale(kind),
+            generated=column in generated,
+            default=default,
+        )
+        for column, kind, default in _columns(session, place)
+    }
+    key = keys[0] if keys else ()
+    return Layout(name, key, Undo.NONE, "", held, unique=len(bound) > len(keys))
+
+
+def _make_schema(session: Session, name: str) -> None:
+    """Create a schema if it is not there."""
+    session.run("CREATE SCHEMA IF NOT EXISTS {name}", name=name)
+
+
+def _columns_of(session: Session, schema: str, prefix: str) -> list[tuple[str, str, str]]:
+    """Return table, column and type of all tables whose name begins with a prefix."""
+    wanted = ("starts_with({name}, $2)", schema.lower(), prefix)
+    found = sorted([*_places(session, "table", *wanted), *_places(session, "view", *wanted)])
+    return [
+        (place[-1], column, kind)
+        for place, _ in found
+        for column, kind, _ in _columns(session, place)
+    ]
+
+
+def _read_images(
+    session: Session,
+    layout: Layout,
+    kept: Fragment,
+    log: QualifiedName,
+    stream_id: str,
+) -> Fragment:
+    """Read JSON into a struct of texts, beside the row that is there now."""
+    key = " AND ".join(
+        f"now.{quote(one)} = {from_text(f'kept.key.{quote(one)}', layout.columns[one].type)}"
+        for one in layout.key
     )
-    same_table = Fragment("lower(table_schema) = $1 AND lower(table_name) = $2")
+    return compose(
+        "(SELECT op, block_num, id, from_json(pk, {texts}) AS key, "
+        "from_json(coalesce(prev_value, pk), {texts}) AS old, "
+        "json_keys(coalesce(prev_value, pk)) AS names FROM ({kept})) AS kept "
+        "LEFT JOIN {table} AS now ON {key}",
+        texts=literal(json.dumps(dict.fromkeys(layout.stored, "VARCHAR"))),
+        kept=kept,
+        table=layout.name,
+        key=Fragment(key),
+    )
 
-    def _checked(self, declared: Table) -> Table:
-        types = {one: kind.upper().replace(" ", "") for one, kind in declared.types.items()}
-        for column, kind in types.items():
-            if kind != "VARCHAR" and not INTEGER_TYPES.fullmatch(kind):
-                raise InvalidOptionError(
-                    "types= takes VARCHAR and integer types: BIGNUM, HUGEINT, DECIMAL(38,0), …",
-                    column=column,
-                    got=kind,
-                )
-        if declared.indexes:
-            raise InvalidOptionError("indexes= is for PostgreSQL", table=declared.name)
-        return replace(declared, name=TableName.of(declared.name), types=types)
 
-    def can_hold(self, column: Column, field: pa.Field) -> bool:
-        """Tell whether a column can hold all values of a field without loss."""
-        return fits(column_type(field), column.type, field.type)
-
-    def room(self, column: Column) -> Room:
-        """Return what a column can hold."""
-        return duckdb_room(column.type)
-
-    def is_integer(self, column: Column) -> bool:
-        """Tell whether a column can hold the number of a block, and nothing but integers."""
-        return column.type.endswith(("INT", "INTEGER"))
-
-    def check_columns(self, table: QualifiedName, names: Iterable[str]) -> None:
-        """Take any name: DuckDB keeps each as it is."""
-
-    def check_change_log_tables(self, session: Session, names: Sequence[QualifiedName]) -> None:
-        """Take any table: DuckDB has no foreign keys that change rows."""
-
-    # --- what there is ----------------------------------------------------------------------------
-
-    @staticmethod
-    def read_table(session: Session, name: QualifiedName) -> Layout | None:
-        """Read a table or a view from DuckDB's own tables."""
-        same = ("lower({name}) = $2", *name.folded)
-        found = _places(session, "table", *same) or _places(session, "view", *same)
-        if not found:
-            return None
-        ((place, text),) = found
-        generated = _generated(session, place) if "GENERATED" in text else set()
-        bound = _bound(session, place) if "PRIMARY KEY" in text or "UNIQUE" in text else []
-        keys = [tuple(names) for kind, names in bound if kind == "PRIMARY KEY"]
-        held = {
-            column: Column(
-                column,
-                kind,
-                kind,
-                scale=_scale(kind),
-                generated=column in generated,
-                default=default,
-            )
-            for column, kind, default in _columns(session, place)
-        }
-        key = keys[0] if keys else ()
-        return Layout(name, key, Undo.NONE, "", held, unique=len(bound) > len(keys))
-
-    def make_schema(self, session: Session, name: str) -> None:
-        """Create a schema if it is not there."""
-        session.run("CREATE SCHEMA IF NOT EXISTS {name}", name=name)
-
-    def columns_of(self, session: Session, schema: str, prefix: str) -> list[tuple[str, str, str]]:
-        """Return table, column and type of all tables whose name begins with a prefix."""
-        wanted = ("starts_with({name}, $2)", schema.lower(), prefix)
-        found = sorted([*_places(session, "table", *wanted), *_places(session, "view", *wanted)])
-        return [
-            (place[-1], column, kind)
-            for place, _ in found
-            for column, kind, _ in _columns(session, place)
-        ]
-
-    def read_images(
-        self,
-        session: Session,
-        layout: Layout,
-        kept: Fragment,
-        log: QualifiedName,
-        stream_id: str,
-    ) -> Fragment:
-        """Read JSON into a struct of texts, beside the row that is there now."""
-        key = " AND ".join(
-            f"now.{quote(one)} = {from_text(f'kept.key.{quote(one)}', layout.columns[one].type)}"
-            for one in layout.key
+def _image_values(layout: Layout) -> Fragment:
+    """Return the columns of a kept row; those that came since keep what they hold."""
+    return Fragment(
+        ", ".join(
+            f"CASE WHEN list_contains(kept.names, {literal(one)}) "
+            f"THEN {from_text(f'kept.old.{quote(one)}', layout.columns[one].type)} "
+            f"ELSE now.{quote(one)} END AS {quote(one)}"
+            for one in layout.stored
         )
-        return compose(
-            "(SELECT op, block_num, id, from_json(pk, {texts}) AS key, "
-            "from_json(coalesce(prev_value, pk), {texts}) AS old, "
-            "json_keys(coalesce(prev_value, pk)) AS names FROM ({kept})) AS kept "
-            "LEFT JOIN {table} AS now ON {key}",
-            texts=literal(json.dumps(dict.fromkeys(layout.stored, "VARCHAR"))),
-            kept=kept,
-            table=layout.name,
-            key=Fragment(key),
-        )
+    )
 
-    def image_values(self, layout: Layout) -> Fragment:
-        """Return the columns of a kept row; those that came since keep what they hold."""
-        return Fragment(
-            ", ".join(
-                f"CASE WHEN list_contains(kept.names, {literal(one)}) "
-                f"THEN {from_text(f'kept.old.{quote(one)}', layout.columns[one].type)} "
-                f"ELSE now.{quote(one)} END AS {quote(one)}"
-                for one in layout.stored
-            )
-        )
 
-    def widen_change_log(
-        self, session: Session, log: QualifiedName, create: Callable[[], None]
-    ) -> None:
-        """Create the log anew, and copy its rows: DuckDB changes no column of a primary key."""
-        layout, old = self.read_table(session, log), log.suffixed("_before")
-        known = layout is not None and "stream_id" in layout.columns
-        names = "id, op, table_name, pk, prev_value, block_num"
-        session.run("ALTER TABLE {log} RENAME TO {old}", log=log, old=old.name)
-        create()
+def _widen_change_log(session: Session, log: QualifiedName, create: Callable[[], None]) -> None:
+    """Create the log anew, and copy its rows: DuckDB changes no column of a primary key."""
+    layout, old = read_layout(session, log), log.suffixed("_before")
+    known = layout is not None and "stream_id" in layout.columns
+    names = "id, op, table_name, pk, prev_value, block_num"
+    session.run("ALTER TABLE {log} RENAME TO {old}", log=log, old=old.name)
+    create()
+    session.run(
+        "INSERT INTO {log} ({names}, stream_id) SELECT {names}, {stream} FROM {old}",
+        log=log,
+        old=old,
+        names=Fragment(names),
+        stream=Fragment("coalesce(stream_id, '')" if known else "''"),
+    )
+    session.run("DROP TABLE {old}", old=old)
+
+
+def _append(
+    session: Session, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
+) -> None:
+    """Add rows, straight from Arrow."""
+    with session.frame(rows) as view:
         session.run(
-            "INSERT INTO {log} ({names}, stream_id) SELECT {names}, {stream} FROM {old}",
-            log=log,
-            old=old,
-            names=Fragment(names),
-            stream=Fragment("coalesce(stream_id, '')" if known else "''"),
+            "INSERT INTO {table} ({names}) SELECT {names} FROM {view} {conflict}",
+            table=name,
+            names=rows.schema.names,
+            view=view,
+            conflict=Fragment("ON CONFLICT DO NOTHING" if only_new else ""),
         )
-        session.run("DROP TABLE {old}", old=old)
-
-    def append(
-        self, session: Session, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
-    ) -> None:
-        """Add rows, straight from Arrow."""
-        with session.frame(rows) as view:
-            session.run(
-                "INSERT INTO {table} ({names}) SELECT {names} FROM {view} {conflict}",
-                table=name,
-                names=rows.schema.names,
-                view=view,
-                conflict=Fragment("ON CONFLICT DO NOTHING" if only_new else ""),
-            )
 
 
 # DuckDB's lists of columns describe each view of its own before they answer, so the columns of one
@@ -270,4 +227,37 @@ def _scale(kind: str) -> int | None:
     return int(found[1]) if found else None
 
 
-DUCKDB = DuckDBDialect()
+DUCKDB = Dialect(
+    name_type=TableName,
+    errors=ERRORS,
+    differ="differ, also without regard to case,",
+    text="VARCHAR",
+    json="JSON",
+    letter=Fragment("VARCHAR"),
+    block_number="BIGINT",
+    integers=re.compile(r"\w*INT(EGER)?"),
+    longest_key=DUCKDB_KEY_BYTES,
+    checked=_checked,
+    column_type=column_type,
+    new_column_type=new_column_type,
+    can_hold=lambda column, field: fits(column_type(field), column.type, field.type),
+    room=lambda column: duckdb_room(column.type),
+    all_tables=Fragment(
+        "SELECT schema_name AS table_schema, table_name FROM duckdb_tables() "
+        "WHERE database_name = current_database()"
+    ),
+    same_table=Fragment("lower(table_schema) = $1 AND lower(table_name) = $2"),
+    read_table=read_layout,
+    columns_of=_columns_of,
+    make_schema=_make_schema,
+    claim_note="position INTEGER",
+    claim_order=Fragment("position, table_schema, table_name"),
+    undoes_keyless=True,
+    change_id=Fragment("BIGINT"),
+    change_index=("block_num",),
+    numbers_changes=True,
+    widen_change_log=_widen_change_log,
+    read_images=_read_images,
+    image_values=_image_values,
+    append=_append,
+)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -15,14 +16,13 @@ import pyarrow as pa
 from psycopg.conninfo import conninfo_to_dict
 
 from headwater.address import Address, Secret
-from headwater.core.rooms import POSTGRES_KEY_BYTES, Room, postgres_room
+from headwater.core.rooms import POSTGRES_KEY_BYTES, postgres_room
 from headwater.errors import (
     InvalidOptionError,
     PostgresAppendOnlyError,
     PostgresKeyError,
     PostgresLockError,
     PostgresNameError,
-    PostgresStatementError,
     PostgresTableError,
     TableMismatchError,
     UntrackedTableError,
@@ -52,7 +52,7 @@ ERRORS = Errors(
     key=PostgresKeyError,
     append_only=PostgresAppendOnlyError,
     in_use=PostgresLockError,
-    statement=PostgresStatementError,
+    name=PostgresNameError,
 )
 
 
@@ -172,183 +172,122 @@ def _partitions(
 # --- the dialect ----------------------------------------------------------------------------------
 
 
-class PostgresDialect(Dialect):
-    """Says what PostgreSQL does in its own way."""
+def _checked(declared: Table) -> Table:
+    types = {column: kind.strip().lower() for column, kind in declared.types.items()}
+    name = TableName.of(declared.name)
+    POSTGRES.check_columns(name, {*declared.key, *types, *chain(*declared.indexes)})
+    return replace(declared, name=name, types=types)
 
-    name_type = TableName
-    errors = ERRORS
-    column_type = staticmethod(column_type)
-    new_column_type = staticmethod(new_column_type)
-    read_table = staticmethod(read_layout)
-    json = "JSONB"
-    bytewise = ' COLLATE "C"'
-    letter = Fragment("CHAR")
-    longest_key = POSTGRES_KEY_BYTES
-    change_id = Fragment("BIGSERIAL")
-    change_index = ("stream_id", "block_num")
-    block_number = "NUMERIC"
-    claim_note = "deferred BOOLEAN NOT NULL"
-    claim_order = Fragment("table_schema, table_name")
-    all_tables = Fragment(  # that are not the server's own
-        "SELECT n.nspname AS table_schema, c.relname AS table_name FROM pg_class AS c "
-        "JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') "
-        "AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'"
+
+def _can_hold(column: Column, field: pa.Field) -> bool:
+    """Tell whether a column can hold all values of a field: the server would round decimals."""
+    kind = field.type
+    if pa.types.is_decimal(kind) and column.scale is not None and kind.scale > column.scale:
+        return False
+    return encoder(kind, column.bare) is not None or castable(kind, column.bare)
+
+
+def _make_schema(session: Session, name: str) -> None:
+    """Create a schema if it is not there; asking first needs no right to create one."""
+    if not session.rows("SELECT 1 FROM pg_namespace WHERE nspname = $1", [name]):
+        session.run("CREATE SCHEMA {name}", name=name)
+
+
+def _columns_of(session: Session, schema: str, prefix: str) -> list[tuple[str, str, str]]:
+    """Return table, column and type of all tables whose name begins with a prefix."""
+    return session.rows(
+        "SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod) "
+        "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
+        "WHERE n.nspname = $1 AND starts_with(c.relname, $2) AND c.relkind = 'r' "
+        "ORDER BY c.relname, a.attnum",
+        [schema, prefix],
     )
-    same_table = Fragment("table_schema = $1 AND table_name = $2")
-    readable = Fragment(
-        "CASE WHEN has_schema_privilege(table_schema, 'USAGE') "
-        "THEN has_table_privilege(format('%I.%I', table_schema, table_name), 'SELECT') END"
+
+
+def _read_images(
+    session: Session, layout: Layout, kept: Fragment, log: QualifiedName, stream_id: str
+) -> Fragment:
+    """Read JSON into the table's own row type; columns that came since keep what they hold."""
+    gaps: dict[str, Part] = {
+        "kept": kept,
+        "table": layout.name,
+        "same": equal(layout.key, "now", "one"),
+    }
+    read = "json_populate_record({base}, COALESCE(kept.prev_value, kept.pk)::json) AS old"
+    if not _may_lack_columns(session, layout, log, stream_id):
+        whole = "({kept}) AS kept CROSS JOIN LATERAL " + read.format(base="NULL::{table}")
+        return compose(whole, **gaps)
+    drifted = (
+        "({kept}) AS kept CROSS JOIN LATERAL "
+        "json_populate_record(NULL::{table}, kept.pk::json) AS one "
+        "LEFT JOIN {table} AS now ON {same} CROSS JOIN LATERAL " + read.format(base="now")
+    )
+    return compose(drifted, **gaps)
+
+
+def _may_lack_columns(session: Session, layout: Layout, log: QualifiedName, stream_id: str) -> bool:
+    """Tell whether an image may lack a column: its name is not in the text, or is nested."""
+    if any(one.bare not in SCALARS for one in layout.columns.values()):
+        return True
+    names = [json.dumps(one, ensure_ascii=False) + ":" for one in layout.stored]
+    return bool(
+        session.rows(
+            "SELECT FROM {log} WHERE stream_id = $1 AND table_name = ANY($2::text[]) "
+            "AND EXISTS (SELECT FROM unnest($3::text[]) AS name "
+            "WHERE strpos(prev_value, name) = 0) LIMIT 1",
+            [stream_id, [layout.name.quoted, layout.name.full], names],
+            log=log,
+        )
     )
 
-    def locate(self, place: str | Path | Address) -> Address:
-        """Return the address with its password out of sight."""
-        return postgres_address(str(place) if isinstance(place, Path) else place)
 
-    def _checked(self, declared: Table) -> Table:
-        types = {column: kind.strip().lower() for column, kind in declared.types.items()}
-        name = TableName.of(declared.name)
-        self.check_columns(name, {*declared.key, *types, *chain(*declared.indexes)})
-        return replace(declared, name=name, types=types)
-
-    def can_hold(self, column: Column, field: pa.Field) -> bool:
-        """Tell whether a column can hold all values of a field: the server would round decimals."""
-        kind = field.type
-        if pa.types.is_decimal(kind) and column.scale is not None and kind.scale > column.scale:
-            return False
-        return encoder(kind, column.bare) is not None or castable(kind, column.bare)
-
-    def check_columns(self, table: QualifiedName, names: Iterable[str]) -> None:
-        """Refuse names that PostgreSQL would cut: two of them could become one."""
-        wrong = [one for one in names if len(one.encode()) > LONGEST or "\0" in one]
-        if wrong:
-            raise PostgresNameError(
-                f"PostgreSQL cuts names of columns after {LONGEST} bytes",
-                table=table,
-                columns=wrong,
-            )
-
-    def room(self, column: Column) -> Room:
-        """Return what a column can hold."""
-        return postgres_room(column.type, column.bare)
-
-    def is_integer(self, column: Column) -> bool:
-        """Tell whether a column can hold the number of a block."""
-        return column.bare in ("smallint", "integer", "bigint", "numeric")
-
-    # --- what there is ----------------------------------------------------------------------------
-
-    def make_schema(self, session: Session, name: str) -> None:
-        """Create a schema if it is not there; asking first needs no right to create one."""
-        if not session.rows("SELECT 1 FROM pg_namespace WHERE nspname = $1", [name]):
-            session.run("CREATE SCHEMA {name}", name=name)
-
-    def columns_of(self, session: Session, schema: str, prefix: str) -> list[tuple[str, str, str]]:
-        """Return table, column and type of all tables whose name begins with a prefix."""
-        return session.rows(
-            "SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod) "
-            "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-            "JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
-            "WHERE n.nspname = $1 AND starts_with(c.relname, $2) AND c.relkind = 'r' "
-            "ORDER BY c.relname, a.attnum",
-            [schema, prefix],
-        )
-
-    def read_images(
-        self,
-        session: Session,
-        layout: Layout,
-        kept: Fragment,
-        log: QualifiedName,
-        stream_id: str,
-    ) -> Fragment:
-        """Read JSON into the table's own row type; columns that came since keep what they hold."""
-        gaps: dict[str, Part] = {
-            "kept": kept,
-            "table": layout.name,
-            "same": equal(layout.key, "now", "one"),
-        }
-        read = "json_populate_record({base}, COALESCE(kept.prev_value, kept.pk)::json) AS old"
-        if not self._may_lack_columns(session, layout, log, stream_id):
-            whole = "({kept}) AS kept CROSS JOIN LATERAL " + read.format(base="NULL::{table}")
-            return compose(whole, **gaps)
-        drifted = (
-            "({kept}) AS kept CROSS JOIN LATERAL "
-            "json_populate_record(NULL::{table}, kept.pk::json) AS one "
-            "LEFT JOIN {table} AS now ON {same} CROSS JOIN LATERAL " + read.format(base="now")
-        )
-        return compose(drifted, **gaps)
-
-    def check_change_log_tables(self, session: Session, names: Sequence[QualifiedName]) -> None:
-        """Refuse foreign keys that change rows by themselves: nothing would keep what was there."""
-        rows = session.rows(
-            "SELECT conrelid::regclass::text, conname FROM pg_constraint WHERE contype = 'f' "
-            "AND (confdeltype IN ('c', 'n', 'd') OR confupdtype IN ('c', 'n', 'd')) "
-            "AND confrelid = ANY($1::regclass[]) LIMIT 1",
-            [[compose("{name}", name=one) for one in names]],
-        )
-        for table, constraint in rows:
-            raise TableMismatchError(
-                "a foreign key changes rows by itself, and a fork could not undo it; declare it "
-                "without CASCADE, SET NULL or SET DEFAULT",
-                table=table,
-                constraint=constraint,
-            )
-
-    def image_values(self, layout: Layout) -> Fragment:
-        """Return the columns of a row that a change log has kept."""
-        return columns(layout.stored, "old.")
-
-    def _may_lack_columns(
-        self, session: Session, layout: Layout, log: QualifiedName, stream_id: str
-    ) -> bool:
-        """Tell whether an image may lack a column: its name is not in the text, or is nested."""
-        if any(one.bare not in SCALARS for one in layout.columns.values()):
-            return True
-        names = [json.dumps(one, ensure_ascii=False) + ":" for one in layout.stored]
-        return bool(
-            session.rows(
-                "SELECT FROM {log} WHERE stream_id = $1 AND table_name = ANY($2::text[]) "
-                "AND EXISTS (SELECT FROM unnest($3::text[]) AS name "
-                "WHERE strpos(prev_value, name) = 0) LIMIT 1",
-                [stream_id, [layout.name.quoted, layout.name.full], names],
-                log=log,
-            )
-        )
-
-    def widen_change_log(
-        self, session: Session, log: QualifiedName, create: Callable[[], None]
-    ) -> None:
-        """Change the table in place, so that the sink can go on writing it."""
-        sql = (
-            "ALTER TABLE {log} ALTER COLUMN id TYPE BIGINT, "
-            "ADD COLUMN IF NOT EXISTS stream_id TEXT NOT NULL DEFAULT ''; "
-            "CREATE INDEX ON {log} ({columns})"
-        )
-        session.run(sql, log=log, columns=self.change_index)
-        query = "SELECT pg_get_serial_sequence($1, 'id')"
-        ((sequence,),) = session.rows(query, [compose("{log}", log=log)])
-        if sequence is not None:
-            session.run(f"ALTER SEQUENCE {sequence} AS BIGINT")
-
-    def append(
-        self, session: Session, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
-    ) -> None:
-        """Copy rows into the table, or into a temporary one before."""
-        transfer = plan_transfer(rows.schema, None)
-        encoded = transfer.encode(rows.schema, rows.to_batches())
-        if not only_new:
-            copy_in(session, name, transfer, encoded)
-            return
-        session.run(
-            "INSERT INTO {table} ({names}) SELECT {values} FROM {source} ON CONFLICT DO NOTHING",
-            table=name,
-            names=transfer.names,
-            values=transfer.values(),
-            source=session.temporary.fill(transfer, encoded),
+def _check_change_log_tables(session: Session, names: Sequence[QualifiedName]) -> None:
+    """Refuse foreign keys that change rows by themselves: nothing would keep what was there."""
+    rows = session.rows(
+        "SELECT conrelid::regclass::text, conname FROM pg_constraint WHERE contype = 'f' "
+        "AND (confdeltype IN ('c', 'n', 'd') OR confupdtype IN ('c', 'n', 'd')) "
+        "AND confrelid = ANY($1::regclass[]) LIMIT 1",
+        [[one.quoted for one in names]],
+    )
+    for table, constraint in rows:
+        raise TableMismatchError(
+            "a foreign key changes rows by itself, and a fork could not undo it; declare it "
+            "without CASCADE, SET NULL or SET DEFAULT",
+            table=table,
+            constraint=constraint,
         )
 
 
-POSTGRES = PostgresDialect()
+def _widen_change_log(session: Session, log: QualifiedName, create: Callable[[], None]) -> None:
+    """Change the table in place, so that the sink can go on writing it."""
+    sql = (
+        "ALTER TABLE {log} ALTER COLUMN id TYPE BIGINT, "
+        "ADD COLUMN IF NOT EXISTS stream_id TEXT NOT NULL DEFAULT ''; "
+        "CREATE INDEX ON {log} ({columns})"
+    )
+    session.run(sql, log=log, columns=POSTGRES.change_index)
+    ((sequence,),) = session.rows("SELECT pg_get_serial_sequence($1, 'id')", [log.quoted])
+    if sequence is not None:
+        session.run(f"ALTER SEQUENCE {sequence} AS BIGINT")
+
+
+def _append(
+    session: Session, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
+) -> None:
+    """Copy rows into the table, or into a temporary one before."""
+    transfer = plan_transfer(rows.schema, None)
+    encoded = transfer.encode(rows.schema, rows.to_batches())
+    if not only_new:
+        copy_in(session, name, transfer, encoded)
+        return
+    session.run(
+        "INSERT INTO {table} ({names}) SELECT {values} FROM {source} ON CONFLICT DO NOTHING",
+        table=name,
+        names=transfer.names,
+        values=transfer.values(),
+        source=session.temporary.fill(transfer, encoded),
+    )
 
 
 # --- the address ----------------------------------------------------------------------------------
@@ -357,7 +296,7 @@ POSTGRES = PostgresDialect()
 # the form of an address is repeated, and no part is shown before the whole makes sense.
 
 
-def postgres_address(dsn: str | Address) -> Address:
+def postgres_address(dsn: str | Path | Address) -> Address:
     """Understand an address as a user wrote it. Called where a target is made, on the driver.
 
     Raises:
@@ -365,6 +304,7 @@ def postgres_address(dsn: str | Address) -> Address:
     """
     if isinstance(dsn, Address):
         return dsn
+    dsn = str(dsn) if isinstance(dsn, Path) else dsn
     if not isinstance(dsn, str):
         raise InvalidOptionError("the PostgreSQL address must be a text", got=type(dsn).__name__)
     try:
@@ -389,3 +329,44 @@ def _has_stray_at(dsn: str) -> bool:
         return False
     server, _, path = rest.partition("/")
     return server.count("@") > 1 or "@" in path.partition("?")[0]
+
+
+POSTGRES = Dialect(
+    name_type=TableName,
+    errors=ERRORS,
+    longest_name=LONGEST,
+    json="JSONB",
+    letter=Fragment("CHAR"),
+    block_number="NUMERIC",
+    integers=re.compile("smallint|integer|bigint|numeric"),
+    longest_key=POSTGRES_KEY_BYTES,
+    checked=_checked,
+    column_type=column_type,
+    new_column_type=new_column_type,
+    can_hold=_can_hold,
+    room=lambda column: postgres_room(column.type, column.bare),
+    locate=postgres_address,
+    all_tables=Fragment(  # that are not the server's own
+        "SELECT n.nspname AS table_schema, c.relname AS table_name FROM pg_class AS c "
+        "JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') "
+        "AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema'"
+    ),
+    same_table=Fragment("table_schema = $1 AND table_name = $2"),
+    readable=Fragment(
+        "CASE WHEN has_schema_privilege(table_schema, 'USAGE') "
+        "THEN has_table_privilege(format('%I.%I', table_schema, table_name), 'SELECT') END"
+    ),
+    read_table=read_layout,
+    columns_of=_columns_of,
+    make_schema=_make_schema,
+    claim_note="deferred BOOLEAN NOT NULL",
+    claim_order=Fragment("table_schema, table_name"),
+    bytewise=' COLLATE "C"',
+    change_id=Fragment("BIGSERIAL"),
+    change_index=("stream_id", "block_num"),
+    widen_change_log=_widen_change_log,
+    check_change_log_tables=_check_change_log_tables,
+    read_images=_read_images,
+    image_values=lambda layout: columns(layout.stored, "old."),
+    append=_append,
+)

@@ -15,8 +15,9 @@ from psycopg.errors import ExclusionViolation, UniqueViolation
 from headwater.errors import RewindError
 from headwater.targets.postgres.dialect import TableName
 from headwater.targets.sql.layout import Layout, Undo
+from headwater.targets.sql.logs import BLOCK, OPERATION, STREAM
 from headwater.targets.sql.merger import Loaded
-from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM, UndoLog
+from headwater.targets.sql.undo import UndoLog
 from headwater.targets.text import Fragment, QualifiedName, columns, compose, equal, quote
 
 _PLANS = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan", "jit")

@@ -31,11 +31,12 @@ from headwater.targets.sql.database import Database, Store
 from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.flow import SqlTarget
 from headwater.targets.sql.layout import Table, Undo
+from headwater.targets.sql.logs import CHANGE_LOG, ChangeLog
 from headwater.targets.sql.side_tables import StoredSideTables
 from headwater.targets.sql.state import CURSORS, CursorTable
-from headwater.targets.sql.undo import CHANGE_LOG, EVERY_BLOCK, ChangeLog
+from headwater.targets.sql.undo import EVERY_BLOCK
 from headwater.targets.tables import BLOCK_COLUMN
-from headwater.targets.text import QualifiedName, compose
+from headwater.targets.text import compose
 
 
 class SqlAdmin(Admin):
@@ -179,8 +180,8 @@ class SqlAdmin(Admin):
             stored.side.create(side_tables)
             stored.config.create()
             if change_log:
-                ChangeLog(self.dialect, self._beside(CHANGE_LOG)).create(session)
-                CursorTable(self.dialect, self._beside(CURSORS)).create(session)
+                ChangeLog(self.dialect, self._sync.beside(CHANGE_LOG)).create(session)
+                CursorTable(self.dialect, self._sync.beside(CURSORS)).create(session)
             for one in schema.tables:
                 declared = self.dialect.declare(Table.of(one.name, key=one.key, types=one.types))
                 if not self.dialect.exists(session, declared.name):
@@ -202,22 +203,19 @@ class SqlAdmin(Admin):
         found = []
         if self.dialect.exists(session, self._claims):
             found = stored.catalog.undoable()
-        log = self._beside(CHANGE_LOG)
+        log = self._sync.beside(CHANGE_LOG)
         if not found and self.dialect.exists(session, log):
             found = stored.undo.unclaimed(log)
         return found
 
     def _show(self, session: Session, stored: Store, stream_id: str, state: PipeState) -> None:
         """Let the tables that show the stream's cursor say where it is now."""
-        names = {self._beside(CURSORS)}
+        names = {self._sync.beside(CURSORS)}
         if self.dialect.exists(session, self._claims):
             names |= set(stored.catalog.cursor_tables())
         for name in names:
             if self.dialect.exists(session, name):
                 CursorTable(self.dialect, name).show(session, stream_id, state, known=True)
-
-    def _beside(self, name: str) -> QualifiedName:
-        return type(self._sync)(self._sync.schema, name)
 
     def _status(self, session: Session, stream_id: str) -> StreamStatus:
         tables: list[TableStatus] = []
@@ -240,7 +238,7 @@ class SqlAdmin(Admin):
                 )
                 for schema, table, undo, writers in rows
             ]
-        log = self._beside(CHANGE_LOG)
+        log = self._sync.beside(CHANGE_LOG)
         if not tables and self.dialect.exists(session, log):
             names = ChangeLog(self.dialect, log).touched(session, stream_id, -1)
             tables = [TableStatus(str(one), Undo.CHANGE_LOG.value) for one in names]

@@ -340,7 +340,8 @@ class Catalog:
         undo = self._undo(declared, layout.key, set(map(fold, layout.columns)))
         layout = layout.undone(undo, declared.change_log or declared.block_column)
         blocks = layout.columns.get(self.spelled(layout, declared.block_column))
-        if undo is Undo.APPEND_ONLY and not (blocks and self._dialect.is_integer(blocks)):
+        integers = self._dialect.integers
+        if undo is Undo.APPEND_ONLY and not (blocks and integers.fullmatch(blocks.bare)):
             raise self._dialect.errors.table(
                 "an append-only table needs an integer column with the number of the block",
                 table=declared.name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from headwater.changes.model import (
     taken,
 )
 from headwater.changes.values import one_spelling
-from headwater.errors import ChangeNumberError
+from headwater.errors import ChangeNumberError, TableMismatchError
 
 INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = KINDS = tuple(
     one.letter for one in ROW_OPERATIONS
@@ -78,6 +78,38 @@ class Shape:
         """Return the declaration that changes are checked with."""
         kinds = {one.name: one.kind for one in self.columns.values()}
         return TableSchema(self.name, self.key, kinds)
+
+    def agreed(self, declared: str | TableSchema) -> Shape:
+        """Return a table as it is, with what its declaration says of it.
+
+        Raises:
+            TableMismatchError: the two contradict each other; the table's names are listed.
+        """
+        if isinstance(declared, str):
+            return self
+        if set(declared.key) != set(self.key):
+            raise TableMismatchError(
+                "the table's primary key is not the declared one",
+                table=self.name,
+                declared=", ".join(declared.key),
+                key=", ".join(self.key) or "none",
+            )
+        columns = dict(self.columns)
+        for name, kind in declared.columns.items():
+            held = columns.get(name)
+            wider = held is not None and (held.kind, kind) == ("decimal", "integer")
+            if held is None or not (held.kind == kind or wider):
+                raise TableMismatchError(
+                    "the table lacks a declared column"
+                    if held is None
+                    else "a column holds another kind of values than declared",
+                    table=self.name,
+                    column=name,
+                    declared=kind,
+                    found=", ".join(self.columns) if held is None else held.type,
+                )
+            columns[name] = replace(held, kind=kind)
+        return replace(self, columns=columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,24 @@ as `$1`; where an engine needs, or is faster with, a form of its own, the form i
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from headwater.address import Address
 from headwater.core.rooms import Room
 from headwater.errors import HeadwaterError
 from headwater.targets.sql.layout import Table
 from headwater.targets.text import Fragment, Part, QualifiedName, compose, literal
 
 if TYPE_CHECKING:
-    from headwater.targets.sql.layout import Column
+    from headwater.targets.sql.layout import Column, Layout
+
+
+_ALL = Fragment("true")
 
 
 class Session(Protocol):
@@ -61,8 +62,15 @@ class Session(Protocol):
 class Lookup(Protocol):
     """Asks a database which tables there are; ClickHouse has one too."""
 
-    name_type: ClassVar[type[QualifiedName]]
-    text: ClassVar[str]
+    @property
+    def name_type(self) -> type[QualifiedName]:
+        """How a table is named."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """The type of texts."""
+        ...
 
     def exists(self, session: Any, name: QualifiedName) -> bool:
         """Tell whether there is a table of this name."""
@@ -82,34 +90,68 @@ class Errors:
     key: type[HeadwaterError]
     append_only: type[HeadwaterError]
     in_use: type[HeadwaterError]
-    statement: type[HeadwaterError]
+    name: type[HeadwaterError]
 
 
-class Dialect(ABC):
-    """Says what one database does in its own way. It holds no state."""
+class Append(Protocol):
+    """Adds rows to a table of these columns; with `only_new` not those whose key is there."""
 
-    name_type: ClassVar[type[QualifiedName]]
-    errors: ClassVar[Errors]
-    text: ClassVar[str] = "TEXT"
-    json: ClassVar[str]
-    block_number: ClassVar[str]  # the type of `current_number` in table `sync`
-    differ: ClassVar[str] = "differ"
-    undoes_keyless: ClassVar[bool] = False  # tables without a primary key
-    claim_note: ClassVar[str]  # the last column of the table of claims
-    claim_order: ClassVar[Fragment]  # parents before children, where that matters
-    bytewise: ClassVar[str] = ""  # what makes a text compare by its bytes
-    letter: ClassVar[Fragment]  # the type of one character
-    change_id: ClassVar[Fragment]  # the type of `id` in a change log
-    change_index: ClassVar[tuple[str, ...]]  # the columns by which its rows are found
-    longest_key: ClassVar[int | None] = None  # bytes of all texts of a key
-    numbers_changes: ClassVar[bool] = False  # the target makes those ids, not the database
-    all_tables: ClassVar[Fragment]  # the query of `table_schema` and `table_name`
-    same_table: ClassVar[Fragment]  # the rows of such a query that are of table `$1`, `$2`
-    readable: ClassVar[Fragment] = Fragment("true")  # the rows of tables that this user may read
+    def __call__(
+        self, session: Any, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
+    ) -> None:
+        """Add them."""
+        ...
 
-    def locate(self, place: str | Path | Address) -> Any:
-        """Return the place of a database as it is kept, with what of it is secret out of sight."""
-        return place
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What one database does in its own way. A statement that both read alike is not here."""
+
+    # names and types
+    name_type: type[QualifiedName]
+    errors: Errors
+    differ: str = "differ"  # as names of columns do
+    longest_name: int | None = None  # bytes of a column's name, after which the database cuts it
+    text: str = "TEXT"
+    json: str
+    letter: Fragment  # the type of one character
+    block_number: str  # the type of `current_number` in table `sync`
+    integers: re.Pattern[str]  # the types, without precision, that hold numbers of blocks
+    longest_key: int | None = None  # bytes of all texts of a key
+    checked: Callable[[Table], Table]  # a declaration whose name and types can be used
+    column_type: Callable[[pa.Field], str]  # of a column that holds the values of a field
+    new_column_type: Callable[[pa.Field], str]  # of one that is created: wide integers are numbers
+    can_hold: Callable[[Column, pa.Field], bool]  # all values of a field, without loss
+    room: Callable[[Column], Room]  # what a column can hold
+    # tables that there are
+    locate: Callable[[Any], Any] = lambda place: place  # keeps what of it is secret out of sight
+    all_tables: Fragment  # the query of `table_schema` and `table_name`
+    same_table: Fragment  # the rows of such a query that are of table `$1`, `$2`
+    readable: Fragment = _ALL  # the rows of tables that this user may read
+    read_table: Callable[[Any, QualifiedName], Any]  # its layout, not undone yet; None without one
+    columns_of: Callable[[Any, str, str], list[tuple[str, str, str]]]
+    make_schema: Callable[[Any, str], None]  # if it is not there
+    # the table of claims
+    claim_note: str  # its last column
+    claim_order: Fragment  # parents before children, where that matters
+    # undoing
+    undoes_keyless: bool = False  # tables without a primary key
+    bytewise: str = ""  # what makes a text compare by its bytes
+    change_id: Fragment  # the type of `id` in a change log
+    change_index: tuple[str, ...]  # the columns by which its rows are found
+    numbers_changes: bool = False  # the target makes those ids, not the database
+    widen_change_log: Callable[[Any, QualifiedName, Callable[[], None]], None]
+    """Gives a change log of the Substreams sink 64-bit ids and a column for the stream; `create`
+    creates the log anew, where it has been moved out of the way."""
+    check_change_log_tables: Callable[[Any, Sequence[QualifiedName]], None] = lambda *_: None
+    """Refuses tables whose changes a change log could not capture."""
+    read_images: Callable[[Any, Layout, Fragment, QualifiedName, str], Fragment]
+    """Returns what `image_values` are selected from: rows that a change log has kept as JSON.
+
+    `kept` is the query of the rows of the log: all columns but the table's. What is returned has
+    `op`, `block_num` and `id` under the same name."""
+    image_values: Callable[[Layout], Fragment]  # the columns of a row that a change log has kept
+    append: Append
 
     def name(self, text: str) -> QualifiedName:
         """Read a table's name as users write it."""
@@ -117,8 +159,7 @@ class Dialect(ABC):
 
     def declare(self, given: str | Table) -> Table:
         """Return a declaration whose name and types this database can use; refuse any other."""
-        declared = Table.of(given) if isinstance(given, str) else given
-        return self._checked(declared)
+        return self.checked(Table.of(given) if isinstance(given, str) else given)
 
     def tables(self, session: Any) -> set[QualifiedName]:
         """Return all tables of the user's and ours."""
@@ -146,34 +187,16 @@ class Dialect(ABC):
         """Return what two spellings of one column have in common."""
         return column.lower() if self.name_type.ignores_case else column
 
-    # --- what each database does in its own way ---------------------------------------------------
-
-    @abstractmethod
     def check_columns(self, table: QualifiedName, names: Iterable[str]) -> None:
-        """Refuse names of columns that the database would not keep as they are."""
-
-    @abstractmethod
-    def check_change_log_tables(self, session: Any, names: Sequence[QualifiedName]) -> None:
-        """Refuse tables whose changes a change log could not capture."""
-
-    @abstractmethod
-    def _checked(self, declared: Table) -> Table:
-        """Resolve the name of a declaration, and check its types."""
-
-    @staticmethod
-    @abstractmethod
-    def column_type(field: pa.Field) -> str:
-        """Return the type of a column that holds the values of a field."""
-
-    @staticmethod
-    @abstractmethod
-    def new_column_type(field: pa.Field) -> str:
-        """Return the type of a column that is created for a field: wide integers are numbers."""
-
-    @staticmethod
-    @abstractmethod
-    def read_table(session: Any, name: QualifiedName) -> Any:
-        """Return the layout of a table as it is now, not undone by anything; None without one."""
+        """Refuse names that the database would cut: two of them could become one."""
+        most = self.longest_name
+        if most is None:
+            return
+        wrong = [one for one in names if len(one.encode()) > most or "\0" in one]
+        if wrong:
+            raise self.errors.name(
+                f"names of columns are cut after {most} bytes", table=table, columns=wrong
+            )
 
     def declared_type(self, declared: Table, field: pa.Field) -> str:
         """Return the type of a new column: the declared one, or what its values need."""
@@ -183,57 +206,3 @@ class Dialect(ABC):
         except self.errors.table as error:
             error.facts = {"table": declared.name, **error.facts}
             raise
-
-    @abstractmethod
-    def can_hold(self, column: Column, field: pa.Field) -> bool:
-        """Tell whether a column can hold all values of a field without loss."""
-
-    @abstractmethod
-    def room(self, column: Column) -> Room:
-        """Return what a column can hold."""
-
-    @abstractmethod
-    def is_integer(self, column: Column) -> bool:
-        """Tell whether a column can hold the number of a block, and nothing but integers."""
-
-    @abstractmethod
-    def make_schema(self, session: Any, name: str) -> None:
-        """Create a schema if it is not there."""
-
-    @abstractmethod
-    def columns_of(self, session: Any, schema: str, prefix: str) -> list[tuple[str, str, str]]:
-        """Return table, column and type of all tables whose name begins with a prefix."""
-
-    @abstractmethod
-    def read_images(
-        self,
-        session: Any,
-        layout: Any,
-        kept: Fragment,
-        log: QualifiedName,
-        stream_id: str,
-    ) -> Fragment:
-        """Return what `image_values` are selected from: rows that a change log has kept as JSON.
-
-        `kept` is the query of the rows of the log: all columns but the table's. What is returned
-        has `op`, `block_num` and `id` under the same name.
-        """
-
-    @abstractmethod
-    def image_values(self, layout: Any) -> Fragment:
-        """Return the columns of a row that a change log has kept."""
-
-    @abstractmethod
-    def widen_change_log(
-        self, session: Any, log: QualifiedName, create: Callable[[], None]
-    ) -> None:
-        """Give a change log of the Substreams sink 64-bit ids and a column for the stream.
-
-        `create` creates the log anew, where it has been moved out of the way.
-        """
-
-    @abstractmethod
-    def append(
-        self, session: Any, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
-    ) -> None:
-        """Add rows to a table of these columns; with `only_new` not those whose key is there."""

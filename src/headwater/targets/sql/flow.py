@@ -33,15 +33,11 @@ from headwater.targets.text import QualifiedName
 PRUNE_EVERY = 25
 _BELOW_ALL = -1  # of all blocks
 _ANY = "SELECT 1 FROM {t} LIMIT 1"
-OnState = Callable[[Store, PipeState], None]
 logger = logging.getLogger("headwater.targets")
 
 
 class SqlTarget(DatabaseTarget):
-    """Commits and undoes batches in a database that it is given.
-
-    `on_state` is called with each state that a commit or a rollback stores, inside its transaction.
-    """
+    """Commits and undoes batches in a database that it is given."""
 
     def __init__(
         self,
@@ -50,7 +46,6 @@ class SqlTarget(DatabaseTarget):
         aggregates: Iterable[Aggregate] = (),
         callbacks: Callbacks | None = None,
         policy: Policy = Policy.REPLACE,
-        on_state: OnState | None = None,
     ) -> None:
         callbacks, dialect = callbacks or Callbacks(), database.dialect
         super().__init__(callbacks, database.settings.id, policy)
@@ -58,7 +53,6 @@ class SqlTarget(DatabaseTarget):
             raise dialect.errors.undeclared("on_data is given, but not the tables that it writes")
         declared = [dialect.declare(one) for one in declare_tables(tables or (), Table)]
         self._database = database
-        self._on_state = on_state
         self._aggregates = Aggregates(tuple(aggregates), declared)
         log = next((one.change_log for one in declared if one.change_log), None)
         self._tables = (*declared, *self._aggregates.tables(dialect, log))
@@ -190,8 +184,7 @@ class SqlTarget(DatabaseTarget):
         self._state = state
 
     def _show_state(self, state: PipeState) -> None:
-        if self._on_state is not None:
-            self._on_state(self._store, state)
+        """Show other programs the state that a transaction stores, for targets that do."""
 
     def _check_missing_state(self) -> None:
         """Refuse an empty state while anything else of the stream exists. Nothing is changed.

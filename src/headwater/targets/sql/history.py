@@ -8,7 +8,7 @@ transaction that also changes the tables and stores the state.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,9 @@ from headwater.errors import (
     ChangeFormError,
     EvolveError,
     InvalidOptionError,
+    PrimaryKeyNeededError,
+    TableDeclarationError,
+    UnknownTableError,
 )
 from headwater.targets.admin import check_address, kind_of
 from headwater.targets.contract import Capabilities, Delivery
@@ -32,12 +35,14 @@ from headwater.targets.database import Callbacks
 from headwater.targets.extras import import_extra
 from headwater.targets.frames import executor_rows
 from headwater.targets.sql.aggregates import Aggregate
-from headwater.targets.sql.change_log import FinalOf, Hooks, Names, Work
-from headwater.targets.sql.changes import Shape, TableChanges
+from headwater.targets.sql.changes import Rounds, Shape, TableChanges
 from headwater.targets.sql.database import Database
 from headwater.targets.sql.flow import SqlTarget
-from headwater.targets.sql.state import CURSORS
-from headwater.targets.sql.undo import CHANGE_LOG
+from headwater.targets.sql.layout import Layout, Table
+from headwater.targets.sql.logs import CHANGE_LOG, ChangeLog, FinalOf, SinkTables, cursor_at
+from headwater.targets.sql.merger import Merger
+from headwater.targets.sql.state import CURSORS, CursorTable
+from headwater.targets.text import Fragment, QualifiedName, quote
 from headwater.targets.values import check_policy
 
 if TYPE_CHECKING:
@@ -76,7 +81,7 @@ def history_target(
         unrepresentable: what is done with a text that a column cannot hold: `"replace"`, `"null"`
             or `"stop"`. No change is left out, so `"skip"` replaces, too.
     """
-    names = Names.of(tables, history_table, cursors_table)
+    given = _checked_names(tables, history_table, cursors_table)
     check_address(place, "postgres", "duckdb")
     extra = "duckdb" if isinstance(place, Path) else kind_of(place)
     kind: type[Database[Any]] = import_extra(extra, "DATABASE", ".target")
@@ -85,42 +90,163 @@ def history_target(
             f"this database takes {kind.settings_type.__name__}", got=type(settings).__name__
         )
     policy, database = check_policy(unrepresentable), kind(place, settings)
-    hooks = Hooks(kind.dialect, names, database.settings.schema, shared_with_sink)
-    return HistoryTarget(database, hooks, aggregates, policy)
+    log, cursors = map(database.settings.sync.beside, (history_table, cursors_table))
+    return HistoryTarget(database, given, log, cursors, aggregates, policy, shared_with_sink)
+
+
+def _checked_names(
+    tables: Iterable[str | TableSchema], change_log: str, cursors: str
+) -> tuple[str | TableSchema, ...]:
+    """Check what the user gave."""
+    given = tuple(tables)
+    names = [_table_name(one) for one in given]
+    if isinstance(tables, str) or not given or len(set(names)) < len(names):
+        raise TableDeclarationError(
+            "tables= takes a list of names and TableSchemas, each table once", tables=names
+        )
+    if change_log == cursors or {change_log, cursors} & set(names):
+        raise InvalidOptionError(
+            "the tables of the target itself need names of their own",
+            history_table=change_log,
+            cursors_table=cursors,
+        )
+    return given
+
+
+def _table_name(given: str | TableSchema) -> str:
+    """Return the name by which changes call a table."""
+    return given if isinstance(given, str) else given.name
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
     """The folded changes of a batch, and the blocks between which they lie.
 
-    Worked out ahead, they are laid out too, for the tables as `shapes` has them.
+    Worked out ahead, they are `laid_out` as frames too, for the tables as `shapes` has them. A fork
+    may undo blocks above `floor`, which the commit knows.
     """
 
     rows: pa.Table
-    blocks: tuple[int, int] | None
+    blocks: tuple[int, int] | None = None
     laid_out: Sequence[TableChanges] | None = None
     shapes: Mapping[str, Shape] | None = None
+    floor: int = 0
 
 
 class HistoryTarget(SqlTarget):
     """Made by `history_target`. All calls come from one thread; it may be opened again after close.
 
-    Its tables have a change log instead of snapshots; `hooks` apply changes in its transactions.
+    Its tables have a change log instead of snapshots. Tables are prepared by its `on_start`, and
+    changes applied by its `on_data`. `_shapes` are the tables as changes see them, by the names
+    that changes call them; another start replaces them all, since another thread may use them.
     """
 
     def __init__(
         self,
         database: Database[Any],
-        hooks: Hooks,
+        tables: Sequence[str | TableSchema],
+        log: QualifiedName,
+        cursors: QualifiedName,
         aggregates: Iterable[Aggregate],
         policy: Policy,
+        final_of: FinalOf | None,
     ) -> None:
-        callbacks = Callbacks.check(hooks.on_data, hooks.on_start)
-        super().__init__(
-            database, hooks.tables(), aggregates, callbacks, policy, on_state=hooks.on_state
-        )
-        self._hooks = hooks
+        dialect = database.dialect
+        own = [Table(one, untracked=True) for one in (log, cursors)]
+        named = [dialect.declare(_table_name(one)) for one in tables]
+        declared = [*own, *(replace(one, change_log=log.full) for one in named)]
+        callbacks = Callbacks.check(self._apply_changes, self._prepare_tables)
+        super().__init__(database, declared, aggregates, callbacks, policy)
+        self._dialect, self._given = dialect, tables
+        self._log, self._change_log = log, ChangeLog(dialect, log)
+        self._cursors, self._shown = cursors, CursorTable(dialect, cursors)
+        self._sink = SinkTables(cursors, log, final_of) if final_of else None
+        self._shapes: dict[str, Shape] = {}
+        self._layouts: dict[str, Layout] = {}
+        self._rounds = Rounds({})
+        self._arrange: Callable[[TableChanges], TableChanges] = Merger.arrange
         self._fillable: frozenset[str] = frozenset()
+
+    # --- inside transactions ----------------------------------------------------------------------
+
+    def _prepare_tables(self, tx: Any) -> None:
+        """Create what is missing, and look at the tables. Doing it again changes nothing."""
+        session, dialect = tx.session, self._dialect
+        dialect.make_schema(session, self._log.schema)
+        self._change_log.create(session)
+        self._shown.create(session)
+        shapes: dict[str, Shape] = {}
+        self._layouts.clear()
+        for declared in self._given:
+            name = _table_name(declared)
+            self._create(tx, declared)
+            layout = tx.store.catalog.layout(dialect.name(name))
+            if layout is None:
+                raise self._unknown(session, dialect.name(name))
+            if not layout.key:
+                raise PrimaryKeyNeededError(
+                    "a table without a primary key",
+                    table=layout.name.full,
+                    columns=", ".join(layout.columns),
+                )
+            self._layouts[name] = layout
+            shapes[name] = tx.store.merger.shape(name, layout).agreed(declared)
+        tx.store.catalog.claim_cursors(self._cursors)
+        if self._sink is not None:
+            self._sink.take_over(tx.store)
+        dialect.check_change_log_tables(session, [one.name for one in self._layouts.values()])
+        self._arrange = tx.store.merger.arrange
+        self._rounds, self._shapes = Rounds(shapes), shapes
+
+    def _create(self, tx: Any, declared: str | TableSchema) -> None:
+        name = self._dialect.name(_table_name(declared))
+        if isinstance(declared, str) or self._dialect.exists(tx.session, name):
+            return
+        types = tx.store.merger.types
+        parts = [f"{quote(one)} {types[kind]}" for one, kind in declared.columns.items()]
+        self._dialect.make_schema(tx.session, name.schema)
+        tx.session.run(
+            "CREATE TABLE {table} ({parts}, PRIMARY KEY ({key}))",
+            table=name,
+            parts=Fragment(", ".join(parts)),
+            key=declared.key,
+        )
+
+    def _unknown(self, session: Any, name: QualifiedName) -> UnknownTableError:
+        tables = sorted(
+            one.name for one in self._dialect.tables(session) if one.folded[0] == name.folded[0]
+        )
+        return UnknownTableError(
+            "the database has no such table", table=name.full, known=", ".join(tables) or "none"
+        )
+
+    def _apply_changes(self, tx: Any, data: object, work: Folded | None) -> None:
+        """Apply the changes of a commit; again if its transaction has to be tried again."""
+        if work is None:
+            return
+        merger = tx.store.merger
+        rounds: Iterable[Sequence[TableChanges]] = [work.laid_out] if work.laid_out else []
+        if work.laid_out is None:
+            rounds = merger.rounds(self._rounds, self._shapes.values(), work.rows, work.floor)
+        fitted = (
+            [tx.fitted_changes(one, self._layouts[one.shape.name]) for one in several]
+            for several in rounds
+        )
+        merger.apply(fitted, self._layouts, work.floor)
+
+    def _show_state(self, state: PipeState) -> None:
+        """Show the cursor, and forget what became final. Called by every commit and rollback."""
+        store, stream_id = self._store, self._id
+        text = None if self._sink is None else cursor_at(store, state.number)
+        self._shown.show(store.session, stream_id, state, text=text)
+        store.session.run(
+            "DELETE FROM {log} WHERE stream_id = $1 AND block_num <= $2",
+            [stream_id, state.undo_floor],
+            prepare=True,
+            log=self._log,
+        )
+
+    # --- the loop's calls -------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
@@ -137,23 +263,28 @@ class HistoryTarget(SqlTarget):
         Depends on the shapes of the tables alone, which only a start reads. None: nothing is
         prepared ahead, since the target is not open or aggregates read the changes as well.
         """
-        shapes = self._hooks.shapes
+        shapes = self._shapes
         if not shapes or self._aggregates.sources:
             return None
         changes = _checked(tables, shapes)
         blocks = _ends(changes)
         last = blocks[1] if blocks else 0
         rows = fold(changes, finalized=last)
-        return Folded(rows, blocks, self._hooks.lay_out(rows, last), shapes)
+        return Folded(rows, blocks, self._lay_out(rows, last), shapes)
+
+    def _lay_out(self, folded: pa.Table, last: int) -> list[TableChanges]:
+        """Return the frames of folded changes of final blocks up to `last`. In any thread."""
+        rounds = self._rounds.by_block(folded, last)
+        return [self._arrange(one) for changes in rounds for one in changes]
 
     def prepare_batch(self, batch: Batch[Delivery]) -> Batch[Delivery]:
         """Return a batch whose changes are checked; those of final blocks are folded by executors.
 
         Called by the loop when a batch is transformed; `commit` takes what it returns.
         """
-        if not self._hooks.shapes:
+        if not self._shapes:
             self.recover()
-        shapes, ahead = self._hooks.shapes, batch.data.ahead
+        shapes, ahead = self._shapes, batch.data.ahead
         if isinstance(ahead, Folded) and ahead.shapes is shapes and not batch.state.is_hot:
             return batch.with_data(Delivery({}, ahead, batch.data.side))
         given, sources = batch.data.data, self._aggregates.sources
@@ -198,7 +329,7 @@ class HistoryTarget(SqlTarget):
     def begin_fill(self, outputs: Collection[str], tables: Sequence[str] | None) -> Sequence[str]:
         """Return the tables that are empty: only there no change of a later block comes first."""
         if tables is None:
-            names = {name: one.name for name, one in self._hooks.layouts.items()}
+            names = {name: one.name for name, one in self._layouts.items()}
             tables = sorted(name for name, one in names.items() if not self.holds_rows(one))
         self._fillable = frozenset(tables)
         return tables
@@ -244,16 +375,16 @@ class HistoryTarget(SqlTarget):
                 )
 
 
-def _works(held: Sequence[pa.Table | Folded], floor: int) -> list[Work | None]:
+def _works(held: Sequence[pa.Table | Folded], floor: int) -> list[Folded | None]:
     """Return what each batch of a commit does; changes on the driver are folded all together."""
     if any(isinstance(one, Folded) for one in held):
         return [
-            Work(one.rows, floor, one.laid_out)
+            replace(one, floor=floor)
             if isinstance(one, Folded)
-            else Work(fold(one, finalized=floor), floor)
+            else Folded(fold(one, finalized=floor), floor=floor)
             for one in held
         ]
-    joined = Work(fold(pa.concat_tables(held), finalized=floor), floor)
+    joined = Folded(fold(pa.concat_tables(held), finalized=floor), floor=floor)
     return [joined, *[None] * (len(held) - 1)]
 
 
