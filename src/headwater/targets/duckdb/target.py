@@ -27,7 +27,7 @@ from headwater.targets.database import Callbacks, OnData, OnRollback, OnStart
 from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, DUCKDB, TableName
 from headwater.targets.duckdb.merge import DuckDBMerger
 from headwater.targets.duckdb.session import MEMORY, Session, open_session
-from headwater.targets.duckdb.tx import DuckDBRows, Scans, Tx
+from headwater.targets.duckdb.tx import Scans, Tx
 from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.database import Database, OpenedStream
@@ -95,7 +95,7 @@ class DuckDBDatabase(Database[Session]):
                 store.catalog.create()
                 store.side.create(stream.side_tables)
                 if stream.on_start is not None:
-                    tx = Tx(store, DuckDBRows(store, None, self._scans))
+                    tx = Tx(store, self._scans)
                     stream.on_start(tx)
                     tx.finish()
         except BaseException:
@@ -136,7 +136,7 @@ class DuckDBDatabase(Database[Session]):
 
     def tx(self, scope: Scope | None = None) -> Tx:
         """Return the `tx` of a batch, or of a callback that writes none."""
-        return Tx(self.store, DuckDBRows(self.store, scope, self._scans), scope)
+        return Tx(self.store, self._scans, scope)
 
     def reader(self) -> Session:
         """Share the connection of the file: no other process could read it meanwhile."""

@@ -42,11 +42,19 @@ _FILLERS = {"ONLY", "IF", "NOT", "EXISTS", "TABLE"}
 
 
 class Tx(BaseTx):
-    """One transaction. `scope` is None in `on_start` and in the hooks of a rollback."""
+    """One transaction. `scope` is None in `on_start` and in the hooks of a rollback.
+
+    `scans` remembers how columns of frames are read into those of tables.
+    """
+
+    def __init__(self, store: Store, scans: Scans, scope: Scope | None = None) -> None:
+        super().__init__(store, scope)
+        self._scans = scans
+        self._identity: int | None = None
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Return the rows of a query, which sees what this batch has written so far."""
-        self._rows.remember()
+        self._remember()
         statements = self.session.statements(sql)
         kinds = [kind for kind, _ in statements]
         if len(kinds) != 1 or kinds[0] not in READING or changed_tables(sql):
@@ -61,7 +69,7 @@ class Tx(BaseTx):
         While a fork may undo the block, SQL may change a tracked table only if `tables` names it.
         Then the whole table is compared before and after, which is exact but costs its size.
         """
-        self._rows.remember()
+        self._remember()
         statements = self.session.statements(sql)
         named = [TableName.parse(one) for one in tables]
         ddl = False
@@ -75,6 +83,117 @@ class Tx(BaseTx):
                 self.session.run(text, params)
         if ddl:
             self.store.catalog.forget()
+
+    # --- how DuckDB takes rows: from Arrow, and keeps itself what a fork has to undo --------------
+
+    def _remember(self) -> None:
+        """Note which transaction this is before SQL of the user's runs in it."""
+        if self._identity is None:
+            self._identity = self.session.identity()
+
+    def finish(self) -> None:
+        """Refuse to go on if a callback has ended the transaction.
+
+        `EXPLAIN ANALYZE COMMIT` passes for a statement that reads.
+        """
+        if self._identity is not None and self._identity != self.session.identity():
+            raise DuckDBTransactionError("the transaction was ended by a callback")
+
+    def _pieces(self, frame: Any) -> Iterable[pa.Table]:
+        """Return the rows of a frame; those of final blocks on executors in bounded tables."""
+        final = self._scope is not None and not self._scope.hot
+        return self._bounded(frame) if final else (scannable(to_arrow(frame)),)
+
+    def _bounded(self, frame: Any) -> Iterator[pa.Table]:
+        for rows in map(scannable, bounded_tables(frame)):
+            yield rows
+            del rows  # memory holds one piece at a time
+            self.session.trim()
+
+    def _add(self, layout: Layout, rows: pa.Table) -> None:
+        """Add rows; of a hot block it is kept that they came."""
+        with self._source(layout, rows) as source, _refused_keys(layout):
+            block = self._hot_block(layout)
+            if block is not None:
+                self.store.undo.inserted(layout, block, source.names, source.query)
+            self.session.run(
+                "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
+                table=layout.name,
+                names=source.names,
+                source=source.query,
+            )
+
+    @contextmanager
+    def _source(self, layout: Layout, rows: pa.Table) -> Iterator[Source]:
+        """Let statements select from rows, in the types of the table's columns."""
+        known = self._scans.get((layout.name, rows.schema))
+        if known is None or known[0] is not layout:
+            known = self._scans[layout.name, rows.schema] = layout, *self._read_as(layout, rows)
+        _, names, values = known
+        with self.session.frame(rows) as view:
+            query = compose("(SELECT {values} FROM {view})", values=values, view=view)
+            yield Source(layout, names, query)
+
+    def _read_as(self, layout: Layout, rows: pa.Table) -> tuple[list[str], Fragment]:
+        """Return the columns that rows fill, and how they are read from a frame."""
+        names, values = [], []
+        for field in rows.schema:
+            name = self.store.catalog.spelled(layout, field.name)
+            kind = layout.columns[name].type
+            names.append(name)
+            values.append(f"{as_stored(quote(field.name), field.type, kind)} AS {quote(name)}")
+        return names, Fragment(", ".join(values))
+
+    @contextmanager
+    def _together(self, layout: Layout, pieces: Iterator[pa.Table]) -> Iterator[Source]:
+        """The same for a whole frame, by a temporary table if it comes in parts."""
+        first, second = next(pieces), next(pieces, None)
+        if second is None:
+            with self._source(layout, first) as rows:
+                yield self._counted(rows)
+            return
+        table = f"__headwater_rows_{layout.name.name}"
+        what = "CREATE TEMP TABLE {table} AS FROM {query}"
+        for data in chain([first, second], pieces):
+            with self._source(layout, data) as rows:
+                self.session.run(what, table=table, query=rows.query)
+                what = "INSERT INTO {table} FROM {query}"
+        yield self._counted(Source(layout, rows.names, compose("(FROM {table})", table=table)))
+        self.session.run("DROP TABLE {table}", table=table)
+
+    def _counted(self, rows: Source) -> Source:
+        """Count rows without a key, and those whose key another row has."""
+        key = rows.layout.key
+        missing = " OR ".join(f"{quote(one)} IS NULL" for one in key)
+        total, distinct, without = self.session.rows(
+            "SELECT count(*), count(DISTINCT ({key})), count(*) FILTER (WHERE {missing}) "
+            "FROM {source} AS new",
+            key=Fragment(f"row({columns(key)})"),
+            missing=Fragment(missing),
+            source=rows.query,
+        )[0]
+        return replace(rows, without=without, twice=total - distinct)
+
+    def _capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
+        """Keep the rows that a statement is about to change, and that others come."""
+        layout, block = rows.layout, self._hot_block(rows.layout)
+        if block is None:
+            return
+        met = compose(
+            "{table} AS old WHERE EXISTS (FROM {source} AS new WHERE {same})",
+            table=layout.name,
+            source=rows.query,
+            same=equal(columns, "old", "new"),
+        )
+        self.store.undo.changed(layout, block, operation, met)
+        if operation == "UPDATE":
+            self.store.undo.inserted(layout, block, rows.names, rows.query)
+
+    def _hot_block(self, layout: Layout) -> int | None:
+        """Return the block whose undo data must be kept for this table, if any."""
+        if self._scope is None or not self._scope.hot:
+            return None
+        return self._scope.block if layout.undo in (Undo.KEYED, Undo.KEYLESS) else None
 
     # --- guards -----------------------------------------------------------------------------------
 
@@ -135,129 +254,6 @@ class Tx(BaseTx):
         if gone:
             raise AppendOnlyError("SQL changed or removed rows", table=layout.name)
         self._check_blocks(layout, self.session.arrow(changes, one=layout.name, other=before))
-
-
-class DuckDBRows:
-    """How DuckDB takes rows: straight from Arrow. It keeps itself what a fork has to undo.
-
-    `scans` remembers how columns of frames are read into those of tables.
-    """
-
-    def __init__(self, store: Store, scope: Scope | None, scans: Scans) -> None:
-        self._session = store.session
-        self._store = store
-        self._scope = scope
-        self._scans = scans
-        self._identity: int | None = None
-
-    def remember(self) -> None:
-        """Note which transaction this is before SQL of the user's runs in it."""
-        if self._identity is None:
-            self._identity = self._session.identity()
-
-    def finish(self) -> None:
-        """Refuse to go on if a callback has ended the transaction.
-
-        `EXPLAIN ANALYZE COMMIT` passes for a statement that reads.
-        """
-        if self._identity is not None and self._identity != self._session.identity():
-            raise DuckDBTransactionError("the transaction was ended by a callback")
-
-    def pieces(self, frame: Any) -> Iterable[pa.Table]:
-        """Return the rows of a frame; those of final blocks on executors in bounded tables."""
-        final = self._scope is not None and not self._scope.hot
-        return self._bounded(frame) if final else (scannable(to_arrow(frame)),)
-
-    def _bounded(self, frame: Any) -> Iterator[pa.Table]:
-        for rows in map(scannable, bounded_tables(frame)):
-            yield rows
-            del rows  # memory holds one piece at a time
-            self._session.trim()
-
-    def insert(self, layout: Layout, rows: pa.Table) -> None:
-        """Add rows; of a hot block it is kept that they came."""
-        with self.source(layout, rows) as source, _refused_keys(layout):
-            block = self._hot_block(layout)
-            if block is not None:
-                self._store.undo.inserted(layout, block, source.names, source.query)
-            self._session.run(
-                "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
-                table=layout.name,
-                names=source.names,
-                source=source.query,
-            )
-
-    @contextmanager
-    def source(self, layout: Layout, rows: pa.Table) -> Iterator[Source]:
-        """Let statements select from rows, in the types of the table's columns."""
-        known = self._scans.get((layout.name, rows.schema))
-        if known is None or known[0] is not layout:
-            known = self._scans[layout.name, rows.schema] = layout, *self._read_as(layout, rows)
-        _, names, values = known
-        with self._session.frame(rows) as view:
-            query = compose("(SELECT {values} FROM {view})", values=values, view=view)
-            yield Source(layout, names, query)
-
-    def _read_as(self, layout: Layout, rows: pa.Table) -> tuple[list[str], Fragment]:
-        """Return the columns that rows fill, and how they are read from a frame."""
-        names, values = [], []
-        for field in rows.schema:
-            name = self._store.catalog.spelled(layout, field.name)
-            kind = layout.columns[name].type
-            names.append(name)
-            values.append(f"{as_stored(quote(field.name), field.type, kind)} AS {quote(name)}")
-        return names, Fragment(", ".join(values))
-
-    @contextmanager
-    def together(self, layout: Layout, pieces: Iterator[pa.Table]) -> Iterator[Source]:
-        """The same for a whole frame, by a temporary table if it comes in parts."""
-        first, second = next(pieces), next(pieces, None)
-        if second is None:
-            with self.source(layout, first) as rows:
-                yield self._counted(rows)
-            return
-        table = f"__headwater_rows_{layout.name.name}"
-        what = "CREATE TEMP TABLE {table} AS FROM {query}"
-        for data in chain([first, second], pieces):
-            with self.source(layout, data) as rows:
-                self._session.run(what, table=table, query=rows.query)
-                what = "INSERT INTO {table} FROM {query}"
-        yield self._counted(Source(layout, rows.names, compose("(FROM {table})", table=table)))
-        self._session.run("DROP TABLE {table}", table=table)
-
-    def _counted(self, rows: Source) -> Source:
-        """Count rows without a key, and those whose key another row has."""
-        key = rows.layout.key
-        missing = " OR ".join(f"{quote(one)} IS NULL" for one in key)
-        total, distinct, without = self._session.rows(
-            "SELECT count(*), count(DISTINCT ({key})), count(*) FILTER (WHERE {missing}) "
-            "FROM {source} AS new",
-            key=Fragment(f"row({columns(key)})"),
-            missing=Fragment(missing),
-            source=rows.query,
-        )[0]
-        return replace(rows, without=without, twice=total - distinct)
-
-    def capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
-        """Keep the rows that a statement is about to change, and that others come."""
-        layout, block = rows.layout, self._hot_block(rows.layout)
-        if block is None:
-            return
-        met = compose(
-            "{table} AS old WHERE EXISTS (FROM {source} AS new WHERE {same})",
-            table=layout.name,
-            source=rows.query,
-            same=equal(columns, "old", "new"),
-        )
-        self._store.undo.changed(layout, block, operation, met)
-        if operation == "UPDATE":
-            self._store.undo.inserted(layout, block, rows.names, rows.query)
-
-    def _hot_block(self, layout: Layout) -> int | None:
-        """Return the block whose undo data must be kept for this table, if any."""
-        if self._scope is None or not self._scope.hot:
-            return None
-        return self._scope.block if layout.undo in (Undo.KEYED, Undo.KEYLESS) else None
 
 
 @contextmanager

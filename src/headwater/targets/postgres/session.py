@@ -25,7 +25,6 @@ from psycopg.errors import (
     TooManyColumns,
 )
 from psycopg.pq import ExecStatus, TransactionStatus
-from psycopg.types.string import TextLoader
 
 from headwater.address import Address
 from headwater.errors import (
@@ -38,12 +37,7 @@ from headwater.errors import (
     PostgresTransactionError,
 )
 from headwater.targets.postgres.transfer import TemporaryTables
-from headwater.targets.postgres.types import (
-    FarDateLoader,
-    FarTimestampLoader,
-    FarTimestamptzLoader,
-    to_table,
-)
+from headwater.targets.postgres.types import LOADERS, to_table
 from headwater.targets.text import Fragment, Part, compose
 
 POLL_S = 0.05
@@ -341,11 +335,8 @@ def connect(address: Address, *, name: str = "headwater") -> psycopg.Connection[
         reason = address.hide(str(error).strip().splitlines()[0])
         # without the cause: its frames hold the password, and some tools print what frames hold
         raise PostgresConnectionError("cannot connect", server=address, reason=reason) from None
-    for kind in ("json", "jsonb"):
-        connection.adapters.register_loader(kind, TextLoader)
-    connection.adapters.register_loader("date", FarDateLoader)
-    connection.adapters.register_loader("timestamp", FarTimestampLoader)
-    connection.adapters.register_loader("timestamptz", FarTimestamptzLoader)
+    for kind, loader in LOADERS.items():
+        connection.adapters.register_loader(kind, loader)
     return connection
 
 

@@ -38,7 +38,7 @@ from headwater.targets.postgres.guard import Guard
 from headwater.targets.postgres.merge import PostgresMerger
 from headwater.targets.postgres.session import Interrupted, Session, TryAgain
 from headwater.targets.postgres.staging import Staging
-from headwater.targets.postgres.tx import PostgresRows, Tx, refuse_transaction_control
+from headwater.targets.postgres.tx import Tx, refuse_transaction_control
 from headwater.targets.postgres.undo import PostgresUndoLog
 from headwater.targets.sql.aggregates import Aggregate
 from headwater.targets.sql.database import Database, OpenedStream
@@ -201,7 +201,7 @@ class PostgresDatabase(Database[Session]):
         stream.adopt(store.sync.adopt_legacy)
         if stream.on_start is not None:
             session.remember()
-            tx = Tx(store, PostgresRows(session, None, session.check))
+            tx = Tx(store, session.check)
             stream.on_start(tx)
             tx.finish()
         store.catalog.forget()
@@ -225,7 +225,7 @@ class PostgresDatabase(Database[Session]):
         store = self.store
         session = store.session
         if scope is None:
-            return Tx(store, PostgresRows(session, None, session.check))
+            return Tx(store, session.check)
         if scope.hot and not self._built:
             store.catalog.build_all()
             self._built = True
@@ -235,7 +235,7 @@ class PostgresDatabase(Database[Session]):
         if not is_set and (scope.hot or session.begun):
             self._capture(scope)
         staging = None if scope.hot else self._staging
-        return Tx(store, PostgresRows(session, staging, partial(self._guard.check, scope)), scope)
+        return Tx(store, partial(self._guard.check, scope), scope, staging)
 
     def transaction(self, work: Callable[[], None], first: Scope | None = None) -> None:
         """Do the work in one transaction; again after a conflict or a lost connection.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,8 +22,8 @@ from headwater.errors import (
     PostgresStatementError,
     PostgresTableError,
 )
+from headwater.targets.contract import Scope
 from headwater.targets.frames import executor_rows, to_arrow
-from headwater.targets.postgres.session import Session
 from headwater.targets.postgres.staging import Distributed, Staging
 from headwater.targets.postgres.transfer import (
     Transfer,
@@ -36,6 +35,7 @@ from headwater.targets.postgres.transfer import (
 )
 from headwater.targets.postgres.triggers import APPEND_ONLY, REFUSED
 from headwater.targets.postgres.types import find_nul, to_table
+from headwater.targets.sql.database import Store
 from headwater.targets.sql.layout import Layout
 from headwater.targets.sql.tokens import STANDARD, shortened
 from headwater.targets.sql.tx import BaseTx, Ends, Source
@@ -46,7 +46,22 @@ _DDL = {"CREATE", "ALTER", "DROP", "ATTACH", "DETACH"}
 
 
 class Tx(BaseTx):
-    """One transaction. `scope` is None in `on_start` and in the hooks of a rollback."""
+    """One transaction. `scope` is None in `on_start` and in the hooks of a rollback.
+
+    `staging` is None where rows are hot, or no batch is written; `check` looks at what callbacks
+    have done.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        check: Callable[[], None],
+        scope: Scope | None = None,
+        staging: Staging | None = None,
+    ) -> None:
+        super().__init__(store, scope)
+        self._check = check
+        self._staging = staging
 
     def query(self, sql: str, params: Sequence[object] = ()) -> pa.Table:
         """Return the rows of a query, which sees what this batch has written so far.
@@ -71,29 +86,19 @@ class Tx(BaseTx):
             self.store.catalog.refresh()
         return cursor
 
+    # --- how PostgreSQL takes rows: by COPY, from this process or from executors ------------------
 
-@dataclass(frozen=True, slots=True)
-class PostgresRows:
-    """How PostgreSQL takes rows: by COPY, from this process or from executors.
-
-    `staging` is None where no batch is written; `check` looks at what callbacks have done.
-    """
-
-    session: Session
-    staging: Staging | None
-    check: Callable[[], None]
-
-    def pieces(self, frame: Any) -> tuple[pa.Table | Distributed]:
+    def _pieces(self, frame: Any) -> tuple[pa.Table | Distributed]:
         """Return the rows of a frame: in memory, or left on the executors while blocks are final.
 
         The rows of a hot block are few, and a Spark job of its own would cost more than they do.
         """
-        rows = None if self.staging is None else executor_rows(frame)
-        if self.staging is not None and rows is not None and rows.reaches_driver:
-            return (self.staging.distributed(rows),)
+        rows = None if self._staging is None else executor_rows(frame)
+        if self._staging is not None and rows is not None and rows.reaches_driver:
+            return (self._staging.distributed(rows),)
         return (to_arrow(frame),)
 
-    def insert(self, layout: Layout, rows: pa.Table | Distributed) -> Ends | None:
+    def _add(self, layout: Layout, rows: pa.Table | Distributed) -> Ends | None:
         """Copy rows into the table, or through a temporary one where the server reads a value."""
         transfer = plan_transfer(rows.schema, layout)
         with _coded(layout, rows):
@@ -114,14 +119,14 @@ class PostgresRows:
         return None if known else rows.blocks
 
     @contextmanager
-    def source(self, layout: Layout, rows: pa.Table | Distributed) -> Iterator[Source]:
+    def _source(self, layout: Layout, rows: pa.Table | Distributed) -> Iterator[Source]:
         """Put rows into a temporary table."""
         with _coded(layout, rows):
             query = self._query(layout, rows, plan_transfer(rows.schema, layout))
             yield Source(layout, rows.schema.names, query)
 
     @contextmanager
-    def together(
+    def _together(
         self, layout: Layout, pieces: Iterator[pa.Table | Distributed]
     ) -> Iterator[Source]:
         """Put all rows of a frame into a temporary table; keys on executors the server compares."""
@@ -135,12 +140,12 @@ class PostgresRows:
             query = self._query(layout, rows, plan_transfer(rows.schema, layout))
             yield Source(layout, rows.schema.names, query)
 
-    def capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
+    def _capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
         """Leave it to the triggers."""
 
     def finish(self) -> None:
         """Ask the server whether the transaction is still ours, and a fork can undo it."""
-        self.check()
+        self._check()
 
     def _query(self, layout: Layout, rows: pa.Table | Distributed, transfer: Transfer) -> Fragment:
         """Put rows where a statement can select from them; return the query that does."""

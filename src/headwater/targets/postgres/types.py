@@ -13,7 +13,9 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import RawCursor
+from psycopg.adapt import Loader
 from psycopg.types.datetime import DateLoader, TimestampLoader, TimestamptzLoader
+from psycopg.types.string import TextLoader
 
 from headwater.changes.declaration import ColumnType
 from headwater.decode.columns.integers import wide_integer
@@ -191,37 +193,27 @@ def _far_days(text: str) -> tuple[int, int]:
     return days, ((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + rest
 
 
-class FarDateLoader(DateLoader):
-    """Reads dates; those that Python has no object for as days since 1970."""
+def _far_loader(kind: type[Loader], part: int) -> type[Loader]:
+    class FarLoader(kind):  # type: ignore[valid-type,misc]  # the same for three kinds
+        """Reads dates or times; those that Python has no object for as numbers since 1970."""
 
-    def load(self, data: Any) -> Any:
-        """Return a date, or a number of days."""
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            return _far_days(bytes(data).decode())[0]
+        def load(self, data: Any) -> Any:
+            """Return a date or time, or a number of days or microseconds."""
+            try:
+                return super().load(data)
+            except psycopg.DataError:
+                return _far_days(bytes(data).decode())[part]
 
-
-class FarTimestampLoader(TimestampLoader):
-    """Reads times; those that Python has no object for as microseconds since 1970."""
-
-    def load(self, data: Any) -> Any:
-        """Return a time, or a number of microseconds."""
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            return _far_days(bytes(data).decode())[1]
+    return FarLoader
 
 
-class FarTimestamptzLoader(TimestamptzLoader):
-    """The same for times with a zone; a connection's is UTC."""
-
-    def load(self, data: Any) -> Any:
-        """Return a time, or a number of microseconds."""
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            return _far_days(bytes(data).decode())[1]
+LOADERS: dict[str, type[Loader]] = {  # a connection's zone is UTC
+    "json": TextLoader,
+    "jsonb": TextLoader,
+    "date": _far_loader(DateLoader, 0),
+    "timestamp": _far_loader(TimestampLoader, 1),
+    "timestamptz": _far_loader(TimestamptzLoader, 1),
+}
 
 
 def _text(value: object) -> str:

@@ -1,18 +1,18 @@
 """`Tx`, which `on_data` writes with: set-based changes of declared tables, in one transaction.
 
 Runs on the driver. If anything raises, the whole batch leaves no trace. How rows get where a
-statement can select from them is the database's affair (`Rows`); what SQL of the user's may do, its
-own `Tx` says.
+statement can select from them, and what SQL of the user's may do, each database's own `Tx` says.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -41,51 +41,22 @@ class Source:
     twice: int = 0
 
 
-class Rows(Protocol):
-    """How one database takes rows, within one transaction. `final`: no fork undoes the batch."""
-
-    def pieces(self, frame: Any) -> Iterable[Any]:
-        """Return the rows of a frame, whole or in parts; each has a schema."""
-        ...
-
-    def insert(self, layout: Layout, rows: Any) -> Ends | None:
-        """Add rows; return between which blocks they lie, if that is known only now."""
-        ...
-
-    def source(self, layout: Layout, rows: Any) -> AbstractContextManager[Source]:
-        """Put rows where a statement can select from them."""
-        ...
-
-    def together(self, layout: Layout, pieces: Iterator[Any]) -> AbstractContextManager[Source]:
-        """The same for all rows of a frame at once, whose keys are counted."""
-        ...
-
-    def capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
-        """Keep what a statement is about to change, where the database has no triggers that do."""
-        ...
-
-    def finish(self) -> None:
-        """Refuse to go on if what callbacks have done cannot be committed."""
-        ...
-
-
-class BaseTx:
+class BaseTx(ABC):
     """One transaction. `scope` is None in `on_start` and in the hooks of a rollback.
 
     `session` and `store` are for targets that are built on the database's own.
     """
 
-    def __init__(self, store: Store, rows: Any, scope: Scope | None = None) -> None:
+    def __init__(self, store: Store, scope: Scope | None = None) -> None:
         self.session = store.session
         self.store = store
-        self._rows = rows
         self._scope = scope
         self._dialect = store.dialect
 
     def insert(self, table: str, frame: Any) -> None:
         """Add rows. Columns that the frame lacks are null, or have the table's default."""
         name = self.store.catalog.named(table)
-        for rows in self._rows.pieces(frame):
+        for rows in self._pieces(frame):
             self._insert(self.store.catalog.prepare(name, rows.schema, None), rows)
             del rows  # memory holds one piece at a time
 
@@ -100,15 +71,15 @@ class BaseTx:
         key = tuple(key or declared.key or (existing.key if existing else ()))
         if not key:
             raise self._dialect.errors.key("an upsert needs a key", table=name)
-        pieces = iter(self._rows.pieces(frame))
+        pieces = iter(self._pieces(frame))
         first = next(pieces)
         self._require(name, first.schema.names, key)
         layout = catalog.prepare(name, first.schema, key)
         self._refuse(layout, "upsert")
         fitted = (self._fitted(layout, one) for one in chain([first], pieces))
-        with self._rows.together(layout, fitted) as rows:
+        with self._together(layout, fitted) as rows:
             self._refuse_keys(rows)
-            self._rows.capture(rows, layout.key, "UPDATE")
+            self._capture(rows, layout.key, "UPDATE")
             rest = [one for one in rows.names if one not in layout.key]
             assign = ", ".join(f"{quote(one)} = excluded.{quote(one)}" for one in rest)
             self.session.run(
@@ -136,15 +107,15 @@ class BaseTx:
         if not wanted or layout.undo is Undo.KEYLESS:
             raise self._dialect.errors.key("a delete needs a table with a primary key", table=name)
         self._refuse(layout, "delete")
-        for rows in self._rows.pieces(frame):
+        for rows in self._pieces(frame):
             names = rows.schema.names
             self._require(name, names, wanted)
             rows = rows.select([one for one in names if catalog.spelled(layout, one) in wanted])
             rows = self._fitted(layout, rows)
             layout = catalog.build(layout)
             catalog.prepare(name, rows.schema, None)
-            with self._rows.source(layout, rows) as source:
-                self._rows.capture(source, wanted, "DELETE")
+            with self._source(layout, rows) as source:
+                self._capture(source, wanted, "DELETE")
                 self.session.run(
                     "DELETE FROM {table} AS old USING {source} AS new WHERE {same}",
                     prepare=True,
@@ -163,7 +134,7 @@ class BaseTx:
         assert scope is not None, "rows of a batch are written"
         assert not scope.hot, "only final blocks are replaced"
         is_first = True
-        for rows in self._rows.pieces(frame):
+        for rows in self._pieces(frame):
             if is_first:
                 catalog.widen(name, rows.schema)
             layout = catalog.prepare(name, rows.schema, None)
@@ -177,10 +148,6 @@ class BaseTx:
             self._insert(layout, rows)
             is_first = False
 
-    def finish(self) -> None:
-        """Refuse to go on if what callbacks have done cannot be committed. Called by the target."""
-        self._rows.finish()
-
     def prepare(
         self, table: str, schema: pa.Schema, key: Sequence[str], types: Mapping[str, str]
     ) -> Layout:
@@ -188,13 +155,39 @@ class BaseTx:
         layout: Layout = self.store.catalog.prepare(self._dialect.name(table), schema, key, types)
         return layout
 
+    # --- how one database takes rows --------------------------------------------------------------
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Refuse to go on if what callbacks have done cannot be committed. Called by the target."""
+
+    @abstractmethod
+    def _pieces(self, frame: Any) -> Iterable[Any]:
+        """Return the rows of a frame, whole or in parts; each has a schema."""
+
+    @abstractmethod
+    def _add(self, layout: Layout, rows: Any) -> Ends | None:
+        """Add rows; return between which blocks they lie, if that is known only now."""
+
+    @abstractmethod
+    def _source(self, layout: Layout, rows: Any) -> AbstractContextManager[Source]:
+        """Put rows where a statement can select from them."""
+
+    @abstractmethod
+    def _together(self, layout: Layout, pieces: Iterator[Any]) -> AbstractContextManager[Source]:
+        """The same for all rows of a frame at once, whose keys are counted."""
+
+    @abstractmethod
+    def _capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
+        """Keep what a statement is about to change, where the database has no triggers that do."""
+
     # --- values -----------------------------------------------------------------------------------
 
     def _insert(self, layout: Layout, rows: Any) -> None:
         rows = self._fitted(layout, rows)
         if isinstance(rows, pa.Table):
             self._check_blocks(layout, rows)
-        ends = self._rows.insert(layout, rows)
+        ends = self._add(layout, rows)
         if ends is not None:
             self._refuse_blocks(layout, *ends)
 
