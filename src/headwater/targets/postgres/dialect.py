@@ -277,16 +277,14 @@ def _append(
 ) -> None:
     """Copy rows into the table, or into a temporary one before."""
     transfer = plan_transfer(rows.schema, None)
-    encoded = transfer.encode(rows.schema, rows.to_batches())
     if not only_new:
-        copy_in(session, name, transfer, encoded)
+        copy_in(session, name, transfer, rows)
         return
     session.run(
-        "INSERT INTO {table} ({names}) SELECT {values} FROM {source} ON CONFLICT DO NOTHING",
+        "INSERT INTO {table} ({names}) {query} ON CONFLICT DO NOTHING",
         table=name,
         names=transfer.names,
-        values=transfer.values(),
-        source=session.temporary.fill(transfer, encoded),
+        query=transfer.read(session.temporary.fill(transfer, rows)),
     )
 
 

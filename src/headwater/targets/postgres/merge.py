@@ -23,7 +23,6 @@ from headwater.targets.postgres.transfer import (
     SentColumn,
     Transfer,
     copy_in,
-    encoded_table,
     in_key_order,
 )
 from headwater.targets.postgres.types import KINDS, SCALARS
@@ -73,7 +72,7 @@ class PostgresMerger(Merger):
 
     @staticmethod
     def arrange(changes: TableChanges) -> TableChanges:
-        """Sort new rows as `encoded_table` would."""
+        """Sort new rows as `copy_in` would."""
         if changes.kinds != {INSERT}:
             return changes
         return replace(changes, frame=in_key_order(changes.frame, "key_0"), sorted=True)
@@ -100,8 +99,7 @@ class PostgresMerger(Merger):
         transfer = Transfer(tuple(SentColumn(name, one.type, one.bare) for name, one in pairs))
         with _fitting(changes):
             key = () if changes.sorted else shape.key
-            with encoded_table(transfer, rows, key) as chunks:
-                copy_in(self._session, layout.name, transfer, chunks)
+            copy_in(self._session, layout.name, transfer, rows, key)
         left = changes.frame.filter(pc.invert(new))
         return replace(changes, frame=left, kinds=kinds - {INSERT}, steps={}, always=frozenset())
 
@@ -109,15 +107,14 @@ class PostgresMerger(Merger):
         """Copy changes into a temporary table."""
         transfer = Transfer(tuple(_sent(changes, layout, one) for one in changes.frame.schema))
         with _fitting(changes):
-            rows = transfer.encode(changes.frame.schema, changes.frame.to_batches())
-            table = self._session.temporary.fill(transfer, rows)
+            table = self._session.temporary.fill(transfer, changes.frame)
         if changes.frame.num_rows >= BULK:
             self._session.run(
                 "ANALYZE {table} (kind, key_0); SET LOCAL jit = off; SET LOCAL work_mem = '64MB'",
                 table=table,
             )
         key = changes.shape.key
-        source = compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
+        source = transfer.read(table)
         same = Fragment(" AND ".join(f"now.{quote(one)} = s.key_{i}" for i, one in enumerate(key)))
         gaps: dict[str, Part] = {"source": source, "table": layout.name, "same": same}
         pairs = ", ".join(

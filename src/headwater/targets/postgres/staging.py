@@ -47,45 +47,33 @@ class RowSender:
     fitting: Fitting | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
-        """Send, and yield the receipt."""
-        attempt, seen, tally = new_attempt(), _Seen(self.block_column), Tally()
+        """Send, and yield the receipt: how many rows there are, and between which blocks."""
+        told: dict[str, Any] = {"attempt": new_attempt(), "rows": 0, "nulls": 0}
+        tally = Tally()
         if self.fitting is not None:
             batches = self.fitting.through(batches, tally)
         remaining = (batch for batch in batches if batch.num_rows)
         first = next(remaining, None)
         if first is not None:
-            rows = self.transfer.encode(first.schema, seen.through(chain([first], remaining)))
-            send(self.entrance, attempt, rows)
-        yield seen.receipt(attempt, tally)
+            seen = self._counted(chain([first], remaining), told)
+            send(self.entrance, told["attempt"], self.transfer.encode(first.schema, seen))
+        yield pa.RecordBatch.from_pylist([{**told, _ALTERED: tally.dump()}], schema=RECEIPT)
 
-
-class _Seen:
-    """Counts the rows that pass, and notes between which blocks they lie."""
-
-    def __init__(self, block_column: str) -> None:
-        self._column = block_column
-        self._rows = self._nulls = 0
-        self._blocks: list[int] = []
-
-    def through(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Pass batches on."""
+    def _counted(
+        self, batches: Iterable[pa.RecordBatch], told: dict[str, Any]
+    ) -> Iterator[pa.RecordBatch]:
+        """Pass batches on, and note in the receipt what they hold."""
         for batch in batches:
-            self._rows += batch.num_rows
-            if self._column not in batch.schema.names:
-                self._nulls += batch.num_rows
-            else:
-                ends, nulls = block_range(batch.column(self._column))
-                self._nulls += nulls
-                known = [*self._blocks, *ends]
-                self._blocks = [min(known), max(known)] if known else []
+            ends: Sequence[int] = ()
+            nulls = batch.num_rows
+            if self.block_column in batch.schema.names:
+                ends, nulls = block_range(batch.column(self.block_column))
+            told["rows"] += batch.num_rows
+            told["nulls"] += nulls
+            known = [*ends, *(told[name] for name in ("lowest", "highest") if name in told)]
+            if known:
+                told["lowest"], told["highest"] = min(known), max(known)
             yield batch
-
-    def receipt(self, attempt: int, tally: Tally) -> pa.RecordBatch:
-        """Return what the driver is told."""
-        lowest, highest = self._blocks or (None, None)
-        facts = (attempt, self._rows, lowest, highest, self._nulls)
-        told = {**dict(zip(_NAMES, facts, strict=True)), _ALTERED: tally.dump()}
-        return pa.RecordBatch.from_pylist([told], schema=RECEIPT)
 
 
 Rows = Iterator[bytes]
@@ -171,10 +159,6 @@ class Staging:
     def begin(self) -> None:
         """Note that a batch is written from its beginning."""
         self._next = 0
-
-    def distributed(self, rows: ExecutorRows) -> Distributed:
-        """Wrap rows that lie on executors."""
-        return Distributed(self, rows)
 
     def stage(
         self,

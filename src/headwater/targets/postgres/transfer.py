@@ -8,7 +8,6 @@ reads it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from headwater.targets.postgres.session import Session
     from headwater.targets.sql.layout import Layout
 
+Encoded = Iterable[bytes | memoryview]
 SORTED_ROWS = 2_000  # from how many on it pays to sort them
 
 
@@ -62,15 +62,13 @@ class Transfer:
         """Whether the rows can go straight into the table."""
         return not any(column.cast for column in self.columns)
 
-    def values(self) -> Fragment:
-        """Return the columns as they are selected from where they have travelled to."""
-        return Fragment(
-            ", ".join(
-                quote(column.name)
-                + (f"::{column.cast} AS {quote(column.name)}" if column.cast else "")
-                for column in self.columns
-            )
+    def read(self, table: QualifiedName) -> Fragment:
+        """Return the query of the rows in the table that they have travelled to."""
+        values = ", ".join(
+            quote(column.name) + (f"::{column.cast} AS {quote(column.name)}" if column.cast else "")
+            for column in self.columns
         )
+        return compose("(SELECT {values} FROM {table})", values=Fragment(values), table=table)
 
     def column_list(self) -> str:
         """Return the columns with their types, for a table that rows travel through."""
@@ -124,8 +122,10 @@ class TemporaryTables:
         """Make new ones from now on."""
         self._made.clear()
 
-    def fill(self, transfer: Transfer, rows: Iterable[bytes | memoryview]) -> QualifiedName:
-        """Return an empty table, filled with rows in the binary form of COPY."""
+    def fill(
+        self, transfer: Transfer, rows: pa.Table | Iterable[bytes | memoryview]
+    ) -> QualifiedName:
+        """Copy rows into an empty table; return its name."""
         ordinal = self._used.get(transfer, 0)
         self._used[transfer] = ordinal + 1
         place = (self._session.generation, transfer, ordinal)
@@ -145,34 +145,30 @@ class TemporaryTables:
 
 
 def copy_in(
-    session: Session, name: QualifiedName, transfer: Transfer, rows: Iterable[bytes | memoryview]
+    session: Session,
+    name: QualifiedName,
+    transfer: Transfer,
+    rows: pa.Table | Iterable[bytes | memoryview],
+    key: Sequence[str] = (),
 ) -> None:
-    """Copy rows into a table whose columns have the types in which they travel."""
-    session.copy(
-        compose(
-            "COPY {table} ({names}) FROM STDIN (FORMAT binary)", table=name, names=transfer.names
-        ),
-        chain([HEADER], rows, [TRAILER]),
-    )
+    """Copy rows into a table whose columns have the types in which they travel.
 
-
-@contextmanager
-def encoded_table(
-    transfer: Transfer, rows: pa.Table, key: Sequence[str]
-) -> Iterator[Iterable[bytes | memoryview]]:
-    """Encode a table of the driver, whose columns have the types in which they travel.
-
-    Rows are sorted by the key, unless that is empty; many are encoded while the server reads those
-    before them.
+    Rows of the driver are sorted by the key, unless that is empty; many are encoded while the
+    server reads those before them.
     """
-    if key:
-        rows = in_key_order(rows, key[0])
+    sql = compose(
+        "COPY {table} ({names}) FROM STDIN (FORMAT binary)", table=name, names=transfer.names
+    )
+    if not isinstance(rows, pa.Table):
+        session.copy(sql, chain([HEADER], rows, [TRAILER]))
+        return
+    rows = in_key_order(rows, key[0]) if key else rows
     encoded = partial(transfer.encode, rows.schema, rows.to_batches())
     if rows.num_rows <= CHUNK_ROWS:
-        yield list(encoded())
+        session.copy(sql, [HEADER, *encoded(), TRAILER])
         return
     with ReadAhead(encoded) as chunks:
-        yield chunks
+        session.copy(sql, chain([HEADER], chunks, [TRAILER]))
 
 
 def in_key_order(rows: pa.Table, first: str) -> pa.Table:
@@ -186,17 +182,11 @@ def in_key_order(rows: pa.Table, first: str) -> pa.Table:
     return rows.take(pc.sort_indices(values)) if is_text(values.type) else rows
 
 
-def repeated_keys(frame: pa.Table, key: list[str]) -> int:
-    """Return how many rows of a frame have a key that another row has too."""
-    if frame.num_rows < 2:
-        return 0
+def key_faults(frame: pa.Table, key: list[str]) -> tuple[int, int]:
+    """Return how many values of a frame's key are null, and how many rows repeat another's key."""
+    missing = sum(int(pc.sum(pc.is_null(frame.column(one))).as_py() or 0) for one in key)
     try:
         distinct = frame.select(key).group_by(key).aggregate([]).num_rows
     except pa.ArrowNotImplementedError:
-        return 0  # the server will say
-    return int(frame.num_rows - distinct)
-
-
-def missing_keys(frame: pa.Table, key: list[str]) -> int:
-    """Return how many values of a frame's key are null."""
-    return sum(int(pc.sum(pc.is_null(frame.column(one))).as_py() or 0) for one in key)
+        distinct = frame.num_rows  # the server will say
+    return missing, int(frame.num_rows - distinct)

@@ -8,7 +8,7 @@ is written again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,12 +26,9 @@ from headwater.targets.contract import Scope
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.postgres.staging import Distributed, Staging
 from headwater.targets.postgres.transfer import (
-    Transfer,
     copy_in,
-    encoded_table,
-    missing_keys,
+    key_faults,
     plan_transfer,
-    repeated_keys,
 )
 from headwater.targets.postgres.triggers import APPEND_ONLY, REFUSED
 from headwater.targets.postgres.types import find_nul, to_table
@@ -39,7 +36,7 @@ from headwater.targets.sql.database import Store
 from headwater.targets.sql.layout import Layout
 from headwater.targets.sql.tokens import STANDARD, shortened
 from headwater.targets.sql.tx import BaseTx, Ends, Source
-from headwater.targets.text import Fragment, compose
+from headwater.targets.text import Fragment
 
 _ENDS = {"COMMIT", "END", "ABORT", "ROLLBACK", "BEGIN", "START"}
 _DDL = {"CREATE", "ALTER", "DROP", "ATTACH", "DETACH"}
@@ -95,26 +92,27 @@ class Tx(BaseTx):
         """
         rows = None if self._staging is None else executor_rows(frame)
         if self._staging is not None and rows is not None and rows.reaches_driver:
-            return (self._staging.distributed(rows),)
+            return (Distributed(self._staging, rows),)
         return (to_arrow(frame),)
 
     def _add(self, layout: Layout, rows: pa.Table | Distributed) -> Ends | None:
         """Copy rows into the table, or through a temporary one where the server reads a value."""
         transfer = plan_transfer(rows.schema, layout)
-        with _coded(layout, rows):
-            if not transfer.direct:
+        if not transfer.direct:
+            with self._source(layout, rows) as source:
                 self.session.run(
                     "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new",
                     table=layout.name,
                     names=transfer.names,
-                    source=self._query(layout, rows, transfer),
+                    source=source.query,
                 )
-            elif not isinstance(rows, pa.Table):
+        elif not isinstance(rows, pa.Table):
+            with _coded(layout, rows):
                 publish = partial(copy_in, self.session, layout.name, transfer)
                 rows.stage(transfer, layout.block_column, publish)
-            elif rows.num_rows:
-                with encoded_table(transfer, rows, layout.key) as sent:
-                    copy_in(self.session, layout.name, transfer, sent)
+        elif rows.num_rows:
+            with _coded(layout, rows):
+                copy_in(self.session, layout.name, transfer, rows, layout.key)
         known = isinstance(rows, pa.Table) or not rows.num_rows
         return None if known else rows.blocks
 
@@ -122,40 +120,25 @@ class Tx(BaseTx):
     def _source(self, layout: Layout, rows: pa.Table | Distributed) -> Iterator[Source]:
         """Put rows into a temporary table."""
         with _coded(layout, rows):
-            query = self._query(layout, rows, plan_transfer(rows.schema, layout))
+            transfer = plan_transfer(rows.schema, layout)
+            staged = not isinstance(rows, pa.Table)
+            sent = rows.stage(transfer, layout.block_column, None) if staged else rows
+            query = transfer.read(self.session.temporary.fill(transfer, sent))
             yield Source(layout, rows.schema.names, query)
 
-    @contextmanager
     def _together(
         self, layout: Layout, pieces: Iterator[pa.Table | Distributed]
-    ) -> Iterator[Source]:
+    ) -> AbstractContextManager[Source]:
         """Put all rows of a frame into a temporary table; keys on executors the server compares."""
-        (rows,), key, bad = pieces, list(layout.key), (0, 0)
-        if isinstance(rows, pa.Table):
-            bad = missing_keys(rows, key), repeated_keys(rows, key)
-        if any(bad):
-            yield Source(layout, rows.schema.names, Fragment(""), *bad)
-            return
-        with _coded(layout, rows):
-            query = self._query(layout, rows, plan_transfer(rows.schema, layout))
-            yield Source(layout, rows.schema.names, query)
-
-    def _capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
-        """Leave it to the triggers."""
+        (rows,) = pieces
+        faults = key_faults(rows, list(layout.key)) if isinstance(rows, pa.Table) else (0, 0)
+        if any(faults):
+            return nullcontext(Source(layout, rows.schema.names, Fragment(""), *faults))
+        return self._source(layout, rows)
 
     def finish(self) -> None:
         """Ask the server whether the transaction is still ours, and a fork can undo it."""
         self._check()
-
-    def _query(self, layout: Layout, rows: pa.Table | Distributed, transfer: Transfer) -> Fragment:
-        """Put rows where a statement can select from them; return the query that does."""
-        if isinstance(rows, pa.Table):
-            with encoded_table(transfer, rows, ()) as chunks:
-                table = self.session.temporary.fill(transfer, chunks)
-        else:
-            sent = rows.stage(transfer, layout.block_column, None)
-            table = self.session.temporary.fill(transfer, sent)
-        return compose("(SELECT {values} FROM {table})", values=transfer.values(), table=table)
 
 
 @contextmanager

@@ -177,8 +177,9 @@ class BaseTx(ABC):
     def _together(self, layout: Layout, pieces: Iterator[Any]) -> AbstractContextManager[Source]:
         """The same for all rows of a frame at once, whose keys are counted."""
 
-    @abstractmethod
-    def _capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
+    def _capture(  # noqa: B027 - triggers do it, where a database has them
+        self, rows: Source, columns: Sequence[str], operation: str
+    ) -> None:
         """Keep what a statement is about to change, where the database has no triggers that do."""
 
     # --- values -----------------------------------------------------------------------------------
