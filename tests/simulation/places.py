@@ -39,7 +39,7 @@ from headwater.targets.duckdb.session import open_session
 from headwater.targets.frames import to_arrow
 from headwater.targets.side_rows import PREFIX
 from headwater.targets.sql.history import history_target
-from headwater.targets.sql.logs import BLOCK, CHANGE_LOG
+from headwater.targets.sql.undo import BLOCK, CHANGE_LOG
 from headwater.testing.servers.clickhouse import clickhouse_server
 from headwater.testing.servers.postgres import postgres_server
 from tests.simulation.lossy_proxy import LossyProxy

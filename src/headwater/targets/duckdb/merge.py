@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 
 from headwater.changes.declaration import ColumnType
 from headwater.errors import ChangeRefusedError, DuplicateInsertError
-from headwater.targets.duckdb.dialect import DUCKDB
+from headwater.targets.duckdb.dialect import DUCKDB, INTEGER_TYPES, as_json
 from headwater.targets.duckdb.session import Session
-from headwater.targets.duckdb.types import INTEGER_TYPES, as_json
 from headwater.targets.sql.changes import (
     ADD,
     GIVEN,

@@ -23,7 +23,7 @@ from headwater.errors import (
     DuckDBPathError,
     StreamInUseError,
 )
-from headwater.targets.text import Part, compose
+from headwater.targets.text import Part, compose, quote
 
 MEMORY = ":memory:"
 _FULL = ("No space left on device", "Disk quota exceeded", "File too large")  # the system's words
@@ -117,7 +117,7 @@ class Session:
         found = self._cursor.sql(sql, params=list(params))
         kinds = [str(kind) for kind in found.types]
         if "BIGNUM" in kinds:
-            names = ['"' + name.replace('"', '""') + '"' for name in found.columns]
+            names = map(quote, found.columns)
             found = found.project(
                 ", ".join(
                     f"#{index}::VARCHAR AS {name}" if kind == "BIGNUM" else f"#{index} AS {name}"

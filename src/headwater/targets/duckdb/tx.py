@@ -24,8 +24,7 @@ from headwater.errors import (
     UntraceableWriteError,
 )
 from headwater.targets.contract import Scope
-from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, TableName
-from headwater.targets.duckdb.types import as_stored, scannable
+from headwater.targets.duckdb.dialect import DEFAULT_SCHEMA, TableName, as_stored, scannable
 from headwater.targets.frames import bounded_tables, to_arrow
 from headwater.targets.sql.database import Store
 from headwater.targets.sql.layout import Layout, Undo

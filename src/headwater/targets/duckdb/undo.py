@@ -13,9 +13,8 @@ from headwater.errors import TableSchemaError
 from headwater.targets.duckdb.session import Session
 from headwater.targets.sql.dialect import Dialect
 from headwater.targets.sql.layout import RESERVED, Layout, Undo
-from headwater.targets.sql.logs import BLOCK, OPERATION, STREAM
 from headwater.targets.sql.merger import Loaded
-from headwater.targets.sql.undo import UndoLog
+from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM, UndoLog
 from headwater.targets.text import Fragment, QualifiedName, columns, compose, equal, quote
 
 TIMES, GROUP = RESERVED + "times", RESERVED + "group"

@@ -45,7 +45,7 @@ class PostgresCatalog(Catalog):
     ) -> None:
         super().__init__(session, dialect, settings, stream_id, declared, automatic=automatic)
         self._triggers = Triggers(session, stream_id, settings.schema)
-        self._defer_indexes = settings.defer_indexes
+        self.defers_indexes = settings.defer_indexes
         self._looked = False
         self._without_images: set[tuple[str, str]] = set()
 
@@ -70,14 +70,10 @@ class PostgresCatalog(Catalog):
         for layout in self._layouts.values():
             if name in layout.partitions or name == layout.name.snapshots:
                 return True
-        parent = None if root is None else self.cached(root)
+        parent = None if root is None else self._layouts.get(root.folded)
         if parent is None:
             return False
         return True if parent.undo is Undo.NONE else None
-
-    def cached(self, name: QualifiedName) -> Layout | None:
-        """Return what is known of a table without asking the server."""
-        return self._layouts.get(name.folded)
 
     def forget(self) -> None:
         """Look at everything again."""
@@ -134,15 +130,23 @@ class PostgresCatalog(Catalog):
 
     # --- what PostgreSQL does in its own way ------------------------------------------------------
 
-    def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
+    def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> Undo:
         """Create a table; where another stream has just done so, look at it instead."""
         self._refuse_width(declared, schema)
         try:
-            super().create_table(declared, schema, key)
+            undo = super().create_table(declared, schema, key)
         except (DuplicateTable, DuplicateSchema, UniqueViolation) as error:
             if isinstance(error, UniqueViolation) and error.diag.schema_name != "pg_catalog":
                 raise
             raise TryAgain(f"{declared.name} was created meanwhile") from error
+        if not self.defers_indexes or undo is Undo.NONE:
+            self._index(declared, undo)
+            return undo
+        layout = self._dialect.read_table(self._session, declared.name)
+        assert layout is not None, "it was just created"
+        layout = replace(layout, key=declared.key or tuple(key or ()), deferred=True)
+        self._claim(layout.undone(undo, declared.block_column))
+        return undo
 
     def _refuse_width(self, declared: Table, schema: pa.Schema) -> None:
         """Refuse a table whose rows may not fit into a page, however its texts are moved out."""
@@ -198,36 +202,20 @@ class PostgresCatalog(Catalog):
             layout = self._as_claimed(layout, tuple(json.loads(key)), deferred)
         return layout
 
-    def _puts_off_indexes(self, undo: Undo) -> bool:
-        return self._defer_indexes and undo is not Undo.NONE
-
-    def _created(self, declared: Table, key: Sequence[str], undo: Undo, *, put_off: bool) -> None:
-        if not put_off:
-            self._index(declared, undo)
-            return
-        layout = self._dialect.read_table(self._session, declared.name)
-        assert layout is not None, "it was just created"
-        self._claim(
-            replace(
-                layout,
-                key=tuple(key),
-                undo=undo,
-                block_column=declared.block_column,
-                deferred=True,
-            )
-        )
-
     def _index(self, declared: Table, undo: Undo) -> None:
         blocks = ((declared.block_column,),) if undo is Undo.APPEND_ONLY else ()
         for names in dict.fromkeys((*blocks, *declared.indexes)):
             self._session.run("CREATE INDEX ON {table} ({names})", table=declared.name, names=names)
 
-    def _captured(self, layout: Layout) -> None:
-        if layout.undo is not Undo.CHANGE_LOG:
+    def _find(self, declared: Table) -> Layout | None:
+        """Look at a table, claim it, and have its changes captured."""
+        layout = super()._find(declared)
+        if layout is not None:
             self._triggers.install(layout)
-        if layout.name.folded in self._without_images:
+        if layout is not None and layout.name.folded in self._without_images:
             self._triggers.copy_rows(layout, self._sync)
             self._without_images.discard(layout.name.folded)
+        return layout
 
     def _shared(self, name: QualifiedName) -> bool:
         """Tell whether another stream has written the table, or may have."""

@@ -125,7 +125,7 @@ class Guard:
     def _glance_at(self, tracked: Mapping[int, Tracked]) -> Fragment:
         """Return the query of a glance at these relations; what was accepted of others is void."""
         oids = ", ".join(map(str, tracked)) or "0"
-        names = [literal(compose("{name}", name=one.relation)) for one in tracked.values()]
+        names = [literal(one.relation.quoted) for one in tracked.values()]
         texts = ", ".join(f"to_regclass({one})::oid::text" for one in names)
         asked = Fragment(f"{oids}: {texts}")
         if self._glance is None or self._glance[0] != asked:
@@ -147,7 +147,7 @@ class Guard:
             _QUERY,
             [
                 oids,
-                [compose("{name}", name=one.relation) for one in tracked.values()],
+                [one.relation.quoted for one in tracked.values()],
                 [f"{oid}/{name}" for oid in oids for name in tracked[oid].triggers],
             ],
             prepare=True,

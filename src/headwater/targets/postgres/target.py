@@ -232,8 +232,14 @@ class PostgresDatabase(Database[Session]):
         if scope.hot:
             session.begin()
         is_set = scope == (self._scope if session.begun else self._first)
-        if not is_set and (scope.hot or session.begun):
-            self._capture(scope)
+        if not is_set and (scope.hot or session.begun):  # triggers keep what it changes
+            session.rows(
+                "SELECT set_config('sqd.snapshot_enabled', $1, true), "
+                "set_config('sqd.snapshot_block_number', $2, true)",
+                _captured(scope),
+                prepare=True,
+            )
+            self._scope = scope
         staging = None if scope.hot else self._staging
         return Tx(store, partial(self._guard.check, scope), scope, staging)
 
@@ -293,16 +299,6 @@ class PostgresDatabase(Database[Session]):
         newest = self.store.sync.newest()
         return newest == written[-1] and newest != self._known
 
-    def _capture(self, scope: Scope) -> None:
-        """Have triggers keep what a batch changes, if a fork may undo it."""
-        self.store.session.rows(
-            "SELECT set_config('sqd.snapshot_enabled', $1, true), "
-            "set_config('sqd.snapshot_block_number', $2, true)",
-            _captured(scope),
-            prepare=True,
-        )
-        self._scope = scope
-
     def _prologue(self) -> None:
         """Take the lock that the Pipes SDK takes too, set capture, compare the state."""
         stream_id, self._scope = self._stream.id, self._first
@@ -361,7 +357,7 @@ class PostgresDatabase(Database[Session]):
 
     def empty(self, session: Session, names: Sequence[QualifiedName]) -> None:
         """Remove all rows at once: the tables may refer to each other."""
-        listed = ", ".join(compose("{name}", name=name) for name in names)
+        listed = ", ".join(name.quoted for name in names)
         try:
             session.run("TRUNCATE {tables}", tables=Fragment(listed))
         except psycopg.Error as error:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from headwater.targets.postgres.dialect import POSTGRES, TableName
 from headwater.targets.postgres.session import Session
 from headwater.targets.sql.layout import Layout, Undo
-from headwater.targets.sql.logs import BLOCK, OPERATION, STREAM
+from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM
 from headwater.targets.text import (
     Fragment,
     QualifiedName,

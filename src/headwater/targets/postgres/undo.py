@@ -15,9 +15,8 @@ from psycopg.errors import ExclusionViolation, UniqueViolation
 from headwater.errors import RewindError
 from headwater.targets.postgres.dialect import TableName
 from headwater.targets.sql.layout import Layout, Undo
-from headwater.targets.sql.logs import BLOCK, OPERATION, STREAM
 from headwater.targets.sql.merger import Loaded
-from headwater.targets.sql.undo import UndoLog
+from headwater.targets.sql.undo import BLOCK, OPERATION, STREAM, UndoLog
 from headwater.targets.text import Fragment, QualifiedName, columns, compose, equal, quote
 
 _PLANS = ("enable_hashjoin", "enable_mergejoin", "enable_seqscan", "jit")
@@ -81,7 +80,7 @@ class PostgresUndoLog(UndoLog):
             "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
             "WHERE NOT t.tgisinternal AND t.tgparentid = 0 AND t.tgenabled IN ('O', 'A') "
             "AND NOT starts_with(t.tgname, 'sqd_') AND c.oid = ANY($1::regclass[])",
-            [[compose("{name}", name=name) for one in layouts for name in one.relations]],
+            [[name.quoted for one in layouts for name in one.relations]],
         )
         again = []
         for schema, table, name, enabled in rows:
@@ -117,7 +116,7 @@ class PostgresUndoLog(UndoLog):
             "FROM pg_constraint AS k JOIN pg_class AS c ON c.oid = k.conrelid "
             "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
             "WHERE k.contype = 'f' AND k.conparentid = 0 AND k.confrelid = $1::regclass",
-            [compose("{name}", name=layout.name)],
+            [layout.name.quoted],
         )
         again = []
         for schema, table, name, definition in rows:
@@ -139,7 +138,9 @@ class PostgresUndoLog(UndoLog):
         parts: list[str] = []
         for index, layout in enumerate(layouts):
             if layout.undo is Undo.APPEND_ONLY:
-                parts += self._append_only(layout, index)
+                gone = "gone{i} AS (DELETE FROM {table} WHERE {block} > $2::bigint)"
+                i, block = Fragment(str(index)), layout.block_column
+                parts.append(compose(gone, i=i, table=layout.name, block=block))
             else:
                 parts += self._keyed(layout, index, replace=layout.name in replaced)
         for plan in _PLANS:  # rows are found by key: the cost is theirs, not the table's
@@ -152,16 +153,6 @@ class PostgresUndoLog(UndoLog):
         )
         for plan in _PLANS:
             self._session.run(f"SET LOCAL {plan} TO DEFAULT")
-
-    def _append_only(self, layout: Layout, index: int) -> list[str]:
-        return [
-            compose(
-                "gone{i} AS (DELETE FROM {table} WHERE {block} > $2::bigint)",
-                i=Fragment(str(index)),
-                table=layout.name,
-                block=layout.block_column,
-            )
-        ]
 
     def _keyed(self, layout: Layout, index: int, *, replace: bool) -> list[str]:
         log, names = self.log(layout), layout.stored

@@ -31,10 +31,9 @@ from headwater.targets.sql.database import Database, Store
 from headwater.targets.sql.dialect import Session
 from headwater.targets.sql.flow import SqlTarget
 from headwater.targets.sql.layout import Table, Undo
-from headwater.targets.sql.logs import CHANGE_LOG, ChangeLog
 from headwater.targets.sql.side_tables import StoredSideTables
 from headwater.targets.sql.state import CURSORS, CursorTable
-from headwater.targets.sql.undo import EVERY_BLOCK
+from headwater.targets.sql.undo import CHANGE_LOG, EVERY_BLOCK, ChangeLog
 from headwater.targets.tables import BLOCK_COLUMN
 from headwater.targets.text import compose
 

@@ -172,7 +172,7 @@ def compute_delta(plan: Plan, data: Mapping[str, Any], numeric: Mapping[str, boo
         frame = data[part.source]
         rows = executor_rows(frame)
         if rows is None:
-            deltas.append(reducer.reduced([to_arrow(frame)]))
+            deltas.append(reducer.contribution(to_arrow(frame)))
         else:
             deltas.append(rows.run(reducer, delta_schema(plan)))
     return reduce_delta(plan, pa.concat_tables(deltas), numeric)
@@ -202,11 +202,6 @@ class Reducer:
             rows = self.contribution(pa.Table.from_batches([batch]))
             held = reduce_delta(self.plan, pa.concat_tables([held, rows]), self.numeric)
         yield from held.to_batches()
-
-    def reduced(self, frames: Iterable[pa.Table]) -> pa.Table:
-        """Reduce rows that are at hand."""
-        rows = pa.concat_tables([self.contribution(frame) for frame in frames])
-        return reduce_delta(self.plan, rows, self.numeric)
 
     def contribution(self, frame: pa.Table) -> pa.Table:
         """Return what each row contributes, not reduced yet."""

@@ -30,7 +30,12 @@ _CLAIMED = {"id", "table_schema", "table_name", "undo", "block_column"}
 
 
 class Catalog:
-    """Knows a stream's tables. It caches; `forget` after a transaction that failed."""
+    """Knows a stream's tables. It caches; `forget` after a transaction that failed.
+
+    With `defers_indexes` a new table gets its key and its indexes later.
+    """
+
+    defers_indexes = False
 
     def __init__(
         self,
@@ -228,8 +233,8 @@ class Catalog:
 
     # --- creating ---------------------------------------------------------------------------------
 
-    def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> None:
-        """Create a table for rows of this schema."""
+    def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> Undo:
+        """Create a table for rows of this schema; return how a fork will undo it."""
         fold, key = self._dialect.fold, declared.key or tuple(key or ())
         names = {fold(one) for one in schema.names}
         indexed = [one for index in declared.indexes for one in index]
@@ -240,17 +245,16 @@ class Catalog:
             )
         self._refuse_names(declared.name, schema)
         undo = self._undo(declared, key, names)
-        put_off = self._puts_off_indexes(undo)
         parts = [
             f"{quote(one.name)} {self._dialect.declared_type(declared, one)}" for one in schema
         ]
-        if key and not put_off:
+        if key and not (self.defers_indexes and undo is not Undo.NONE):
             parts.append(f"PRIMARY KEY ({columns(key)})")
         self._dialect.make_schema(self._session, declared.name.schema)
         self._session.run(
             "CREATE TABLE {table} ({parts})", table=declared.name, parts=Fragment(", ".join(parts))
         )
-        self._created(declared, key, undo, put_off=put_off)
+        return undo
 
     def widen(self, name: QualifiedName, schema: pa.Schema) -> None:
         """Add the columns of a frame that a table lacks."""
@@ -325,7 +329,7 @@ class Catalog:
     # --- finding ----------------------------------------------------------------------------------
 
     def _find(self, declared: Table) -> Layout | None:
-        """Look at a table, decide how it is undone, claim it, and install what captures changes."""
+        """Look at a table, decide how it is undone, and claim it."""
         layout: Layout | None = self._dialect.read_table(self._session, declared.name)
         if layout is None:
             return None
@@ -350,7 +354,6 @@ class Catalog:
             )
         if undo is not Undo.NONE:
             self._claim(layout)
-            self._captured(layout)
         return layout
 
     def _compare(self, layout: Layout, schema: pa.Schema) -> None:
@@ -469,13 +472,3 @@ class Catalog:
     def _with_own_claim(self, layout: Layout) -> Layout:
         """Return a declared table with what an earlier claim of this stream says of it."""
         return layout
-
-    def _puts_off_indexes(self, undo: Undo) -> bool:
-        """Tell whether a new table gets its key and its indexes later."""
-        return False
-
-    def _created(self, declared: Table, key: Sequence[str], undo: Undo, *, put_off: bool) -> None:
-        """Finish a table that was just created."""
-
-    def _captured(self, layout: Layout) -> None:
-        """Make sure that changes of a table are captured, where the database does it by itself."""

@@ -39,9 +39,9 @@ from headwater.targets.sql.changes import Rounds, Shape, TableChanges
 from headwater.targets.sql.database import Database
 from headwater.targets.sql.flow import SqlTarget
 from headwater.targets.sql.layout import Layout, Table
-from headwater.targets.sql.logs import CHANGE_LOG, ChangeLog, FinalOf, SinkTables, cursor_at
 from headwater.targets.sql.merger import Merger
 from headwater.targets.sql.state import CURSORS, CursorTable
+from headwater.targets.sql.undo import CHANGE_LOG, ChangeLog, FinalOf, SinkTables, cursor_at
 from headwater.targets.text import Fragment, QualifiedName, quote
 from headwater.targets.values import check_policy
 
