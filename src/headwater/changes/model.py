@@ -26,22 +26,28 @@ class RowOperation(NamedTuple):
     """What happens to a row; its place in `ROW_OPERATIONS` is its code.
 
     `letter` is how statements call it, `wire` its number in a DatabaseChanges message; what only
-    folding makes has none.
+    folding makes has none. A row that is there is removed if it `deletes`, and changed if it
+    `changes`. A row is made if it `makes` one, in any case or where none is there.
     """
 
     name: str
     letter: str
     wire: int | None = None
+    deletes: bool = False
+    changes: bool = False
+    makes: Literal["always", "absent", "never"] = "never"
 
 
 ROW_OPERATIONS = (
-    RowOperation("insert", "I", wire=1),
-    RowOperation("update", "U", wire=2),
-    RowOperation("upsert", "S", wire=4),
-    RowOperation("delete", "D", wire=3),
-    RowOperation("replace", "R"),
+    RowOperation("insert", "I", wire=1, makes="always"),
+    RowOperation("update", "U", wire=2, changes=True),
+    RowOperation("upsert", "S", wire=4, changes=True, makes="absent"),
+    RowOperation("delete", "D", wire=3, deletes=True),
+    RowOperation("replace", "R", deletes=True, makes="always"),
     RowOperation("transient", "T"),
 )
+NEW_ONLY = RowOperation("absent", "A", makes="absent")
+"""How a merge calls the half of an upsert that does something else to a new row."""
 INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = range(len(ROW_OPERATIONS))
 OPERATIONS = tuple(one.name for one in ROW_OPERATIONS if one.wire is not None)
 FOLDED_OPERATIONS = tuple(one.name for one in ROW_OPERATIONS)

@@ -22,11 +22,10 @@ from headwater.targets.duckdb.dialect import DUCKDB, INTEGER_TYPES, as_json
 from headwater.targets.duckdb.session import Session
 from headwater.targets.sql.changes import (
     ADD,
+    CHANGING,
     GIVEN,
     LOWER,
     RAISE,
-    UPDATE,
-    UPSERT,
     Column,
     Rounds,
     Shape,
@@ -214,7 +213,7 @@ def _looked_up(session: Session, changes: TableChanges, layout: Layout) -> Itera
 
 def _built_on(changes: TableChanges) -> list[str]:
     """Return the columns whose new values depend on what they hold."""
-    if not changes.kinds & {UPDATE, UPSERT}:
+    if not changes.kinds & CHANGING:
         return []
     return [name for name in changes.steps if name not in changes.always]
 

@@ -162,24 +162,20 @@ class Session:
         self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> int:
         """Run a statement for its effect; return how many rows it touched."""
-        return int(self._execute(compose(sql, **parts) if parts else sql, params, prepare).rowcount)
+        return int(self.execute(compose(sql, **parts) if parts else sql, params, prepare).rowcount)
 
     def rows(
         self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> list[Row]:
         """Run a statement and return its rows; none if it returns no rows at all."""
-        cursor = self._execute(compose(sql, **parts) if parts else sql, params, prepare)
+        cursor = self.execute(compose(sql, **parts) if parts else sql, params, prepare)
         result = cursor.pgresult  # rows may have no columns at all
         is_query = result is not None and result.status == ExecStatus.TUPLES_OK
         return cursor.fetchall() if is_query else []
 
-    def result(self, sql: str, params: Sequence[object] = ()) -> RawCursor[Row]:
-        """Run a statement and return the cursor, which has the description of the result."""
-        return self._execute(sql, params, False)
-
     def arrow(self, sql: str, params: Sequence[object] = (), **parts: Part) -> pa.Table:
         """Run a query and return a table; numbers too wide for Arrow come as decimal text."""
-        return to_table(self.result(compose(sql, **parts) if parts else sql, params))
+        return to_table(self.execute(compose(sql, **parts) if parts else sql, params))
 
     def copy(self, sql: str, chunks: Iterable[Chunk]) -> None:
         """Feed a COPY."""
@@ -213,7 +209,7 @@ class Session:
         begin, self._begin = self._begin, None
         if begin is not None:
             level, prologue = begin
-            self._execute(f"BEGIN ISOLATION LEVEL {level}")
+            self.execute(f"BEGIN ISOLATION LEVEL {level}")
             self._inside = True
             if prologue is not None:
                 prologue()
@@ -263,7 +259,7 @@ class Session:
             raise PostgresTransactionError("the stream's lock was released by a callback")
 
     def _commit(self) -> None:
-        if self._execute("COMMIT").statusmessage == "ROLLBACK":
+        if self.execute("COMMIT").statusmessage == "ROLLBACK":
             raise PostgresStatementError("an error of the transaction was swallowed by on_data")
 
     def _roll_back(self) -> None:
@@ -276,9 +272,10 @@ class Session:
         if connection.info.transaction_status is not TransactionStatus.IDLE:
             connection.close()  # nothing of a half-done statement may stay open
 
-    def _execute(
+    def execute(
         self, sql: str, params: Sequence[object] = (), prepare: bool = False
     ) -> RawCursor[Row]:
+        """Run a statement and return the cursor, which has the description of the result."""
         self._statement(sql)
         with self._watched():
             return self._cursor().execute(

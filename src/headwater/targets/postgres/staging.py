@@ -182,7 +182,7 @@ class Staging:
                 receipts = rows.run(sender, RECEIPT).to_pylist()
             except BaseException:
                 if publisher is not None:
-                    publisher.give_up()
+                    publisher.end()
                 raise
             counted = [one for one in receipts if one["rows"]]
             attempts = [one["attempt"] for one in counted]
@@ -220,14 +220,11 @@ class _Publisher:
     def finish(self, counted: Sequence[int]) -> tuple[BaseException | None, set[int]]:
         """Publish the rest; return what went wrong, and which attempts were published."""
         self._counted = set(counted)
-        self._end()
+        self.end()
         return self._error, self._published
 
-    def give_up(self) -> None:
-        """Stop: the job has failed."""
-        self._end()
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Stop when the relay is empty; by itself, after a job that has failed."""
         self._relay.end()
         self._thread.join()
 

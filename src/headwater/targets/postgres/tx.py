@@ -78,7 +78,7 @@ class Tx(BaseTx):
     def _run(self, sql: str, params: Sequence[object]) -> psycopg.RawCursor[tuple[Any, ...]]:
         refuse_transaction_control(sql)
         with _coded():
-            cursor: psycopg.RawCursor[tuple[Any, ...]] = self.session.result(sql, params)
+            cursor: psycopg.RawCursor[tuple[Any, ...]] = self.session.execute(sql, params)
         if may_change_tables(sql):
             self.store.catalog.refresh()
         return cursor

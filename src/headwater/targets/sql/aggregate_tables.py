@@ -33,6 +33,7 @@ from headwater.targets.sql.aggregates import (
 from headwater.targets.sql.changes import GIVEN, SET, UPSERT, Shape, Steps, TableChanges
 from headwater.targets.sql.dialect import Dialect
 from headwater.targets.sql.layout import Table
+from headwater.targets.text import QualifiedName
 from headwater.targets.values import TEXTS, Fitting, Tally, no_row_left_out
 
 _FREE = Room()
@@ -57,9 +58,8 @@ class Aggregates:
     def tables(self, dialect: Dialect, change_log: str | None = None) -> list[Table]:
         """Return the tables that the user has not declared; what they hold is found out later."""
         made = [
-            replace(
-                dialect.declare(Table.of(one.table, key=one.key, append_only=False)),
-                change_log=change_log,
+            dialect.declare(
+                Table(QualifiedName.parse(one.table), one.key, False, change_log=change_log)
             )
             for one in self.plans
         ]

@@ -21,6 +21,7 @@ from headwater.changes.declaration import ColumnType, TableSchema
 from headwater.changes.model import (
     FIELD_CHANGES,
     FOLDED_OPERATIONS,
+    NEW_ONLY,
     ROW_OPERATIONS,
     Codes,
     Mask,
@@ -37,7 +38,12 @@ from headwater.errors import ChangeNumberError, TableMismatchError
 INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = KINDS = tuple(
     one.letter for one in ROW_OPERATIONS
 )
-ABSENT = "A"  # makes a row where none is, and leaves one alone that is
+ABSENT = NEW_ONLY.letter
+_ALL = (*ROW_OPERATIONS, NEW_ONLY)
+DELETING = frozenset(one.letter for one in _ALL if one.deletes)
+CHANGING = frozenset(one.letter for one in _ALL if one.changes)
+MAKING = frozenset(one.letter for one in _ALL if one.makes == "always")
+MAKING_ABSENT = frozenset(one.letter for one in _ALL if one.makes == "absent")
 SET, GIVEN, FILL, ADD, RAISE, LOWER = "set", "given", "set_if_null", "add", "max", "min"
 APPLIED = (FILL, ADD, RAISE, LOWER)  # in this order
 _SQL = {one.name: one.sql for one in FIELD_CHANGES}
@@ -225,9 +231,9 @@ class Rounds:
         twins = _divergent(fields, fresh, kinds)
         kinds[twins] = UPDATE
         size = len(kinds)
-        whole = np.isin(kinds, (INSERT, REPLACE))
+        whole = np.isin(kinds, list(MAKING))
         parts = [
-            _entries(fields, np.flatnonzero(np.isin(kinds, (UPDATE, UPSERT)))),
+            _entries(fields, np.flatnonzero(np.isin(kinds, list(CHANGING)))),
             _entries(fresh, np.flatnonzero(whole)),
             _entries(fresh, twins, size),
         ]

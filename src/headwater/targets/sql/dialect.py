@@ -93,16 +93,6 @@ class Errors:
     name: type[HeadwaterError]
 
 
-class Append(Protocol):
-    """Adds rows to a table of these columns; with `only_new` not those whose key is there."""
-
-    def __call__(
-        self, session: Any, name: QualifiedName, rows: pa.Table, *, only_new: bool = False
-    ) -> None:
-        """Add them."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """What one database does in its own way. A statement that both read alike is not here."""
@@ -151,7 +141,8 @@ class Dialect:
     `kept` is the query of the rows of the log: all columns but the table's. What is returned has
     `op`, `block_num` and `id` under the same name."""
     image_values: Callable[[Layout], Fragment]  # the columns of a row that a change log has kept
-    append: Append
+    append: Callable[..., None]
+    """Adds rows to a table of these columns; with `only_new` not those whose key is there."""
 
     def name(self, text: str) -> QualifiedName:
         """Read a table's name as users write it."""

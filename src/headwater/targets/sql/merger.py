@@ -20,12 +20,11 @@ from headwater.changes.declaration import ColumnType
 from headwater.errors import ChangeKeyError, DuplicateInsertError
 from headwater.targets.sql.changes import (
     ABSENT,
-    DELETE,
-    INSERT,
-    REPLACE,
+    CHANGING,
+    DELETING,
+    MAKING,
+    MAKING_ABSENT,
     TRANSIENT,
-    UPDATE,
-    UPSERT,
     Column,
     Rounds,
     Shape,
@@ -132,13 +131,13 @@ class Merger(ABC):
             "same": loaded.same,
         }
         found: dict[str, Fragment] = {}
-        if kinds & {DELETE, REPLACE}:
+        if kinds & DELETING:
             found["gone"] = compose(
                 "DELETE FROM {table} AS now USING {source} AS s WHERE {same} AND {these}",
-                these=kinds_in(DELETE, REPLACE),
+                these=kinds_in(*DELETING),
                 **gaps,
             )
-        if kinds & {UPDATE, UPSERT} and names:
+        if kinds & CHANGING and names:
             assign = ", ".join(
                 f"{quote(one)} = {self._stored(loaded, one, self._held(loaded, one))}"
                 for one in names
@@ -146,10 +145,10 @@ class Merger(ABC):
             found["changed"] = compose(
                 "UPDATE {table} AS now SET {assign} FROM {source} AS s WHERE {same} AND {these}",
                 assign=Fragment(assign),
-                these=kinds_in(UPDATE, UPSERT),
+                these=kinds_in(*CHANGING),
                 **gaps,
             )
-        if kinds & {INSERT, REPLACE, UPSERT, ABSENT}:
+        if kinds & (MAKING | MAKING_ABSENT):
             values = [*loaded.keys, *(self._stored(loaded, one, None) for one in names)]
             found["made"] = compose(
                 "INSERT INTO {table} ({targets}) {note} SELECT {values} FROM {source} AS s "
@@ -157,8 +156,8 @@ class Merger(ABC):
                 targets=[*changes.shape.key, *names],
                 note=self.insert_note,
                 values=Fragment(", ".join(values)),
-                these=kinds_in(INSERT, REPLACE),
-                maybe=kinds_in(UPSERT, ABSENT),
+                these=kinds_in(*MAKING),
+                maybe=kinds_in(*MAKING_ABSENT),
                 lacks=loaded.lacks,
                 **gaps,
             )
@@ -206,7 +205,7 @@ class Merger(ABC):
 
 def kinds_in(*kinds: str) -> Fragment:
     """Return the condition that a change is of one of these kinds."""
-    return Fragment(f"s.kind IN ({', '.join(literal(one) for one in kinds)})")
+    return Fragment(f"s.kind IN ({', '.join(literal(one) for one in sorted(kinds))})")
 
 
 def _refuse_spellings(session: Session, loaded: Loaded) -> None:

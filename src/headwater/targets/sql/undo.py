@@ -20,7 +20,7 @@ import pyarrow as pa
 from headwater.core import DEFAULT_CAP, BlockCursor, PipeState
 from headwater.core.cursor import UNKNOWN_HASH
 from headwater.errors import TableMismatchError
-from headwater.targets.sql.changes import ABSENT, DELETE, INSERT, REPLACE, TRANSIENT, UPSERT
+from headwater.targets.sql.changes import ABSENT, DELETE, MAKING, MAKING_ABSENT, TRANSIENT
 from headwater.targets.sql.dialect import Dialect
 from headwater.targets.sql.layout import RESERVED, Layout, Undo
 from headwater.targets.sql.merger import Loaded, kinds_in
@@ -221,7 +221,7 @@ class ChangeLog(Log):
             row=loaded.row_json,
             found=loaded.found,
             floor=Fragment(str(floor)),
-            makes=kinds_in(INSERT, REPLACE, UPSERT, ABSENT),
+            makes=kinds_in(*MAKING, *MAKING_ABSENT),
             leaves=kinds_in(ABSENT, TRANSIENT),
         )
 
