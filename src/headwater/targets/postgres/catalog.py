@@ -104,8 +104,6 @@ class PostgresCatalog(Catalog):
 
     def build(self, layout: Layout) -> Layout:
         """Build the key and the indexes of a table that were put off."""
-        if not layout.deferred:
-            return layout
         declared = self.declared(layout.name)
         if layout.key:
             self._session.run(
@@ -126,7 +124,8 @@ class PostgresCatalog(Catalog):
     def build_all(self) -> None:
         """Build whatever was put off; called before the first block that a fork can undo."""
         for layout in self.undoable():
-            self.build(layout)
+            if layout.deferred:
+                self.build(layout)
 
     # --- what PostgreSQL does in its own way ------------------------------------------------------
 

@@ -249,12 +249,12 @@ class PostgresDatabase(Database[Session]):
         `first` is the batch that it writes first, if any: the transaction begins with its capture.
         """
         written: list[Newest | None] = []  # the newest rows that the tries have led to
-        restarts, patience, session = 0, self._patience(), self.store.session
+        restarts, patience, session = 0, None, self.store.session
         self._first = first
         try:
             while True:
                 try:
-                    if self._has_committed(written):
+                    if session.lost and self._has_committed(written):
                         break
                     self._staging.begin()
                     self.store.sync.known = self._known
@@ -274,6 +274,7 @@ class PostgresDatabase(Database[Session]):
                         self.store.catalog.install()  # on partitions that came since
                 except Exception as error:  # noqa: BLE001 - judged, and raised unless it can help
                     self._forget()
+                    patience = patience or self._patience()
                     self._raise_unless_worth_another(error, patience)
                     logger.warning(
                         "batch.retried id=%s attempt=%d error=%s",
@@ -290,9 +291,7 @@ class PostgresDatabase(Database[Session]):
         self._known = written[-1]
 
     def _has_committed(self, written: Sequence[Newest | None]) -> bool:
-        """Connect again if need be; tell whether the lost connection's commit had succeeded."""
-        if not self.store.session.lost:
-            return False
+        """Connect again; tell whether the lost connection's commit had succeeded."""
         self.store.session.connect()
         if not written:
             return False

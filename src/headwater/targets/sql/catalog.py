@@ -133,7 +133,7 @@ class Catalog:
                 wanted=list(key),
                 key=list(layout.key),
             )
-        return self.build(layout)
+        return self.build(layout) if layout.deferred else layout
 
     def _made_ready(
         self,
@@ -458,8 +458,8 @@ class Catalog:
     # --- what a database may do in its own way ----------------------------------------------------
 
     def build(self, layout: Layout) -> Layout:
-        """Build what was put off of a table, where a database can put it off."""
-        return layout
+        """Build what was put off of a table that is deferred, where a database can put it off."""
+        raise NotImplementedError
 
     def _note(self, layout: Layout) -> object:
         """Return what the last column of a claim says: children are declared after parents."""

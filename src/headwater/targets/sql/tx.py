@@ -112,7 +112,7 @@ class BaseTx(ABC):
             self._require(name, names, wanted)
             rows = rows.select([one for one in names if catalog.spelled(layout, one) in wanted])
             rows = self._fitted(layout, rows)
-            layout = catalog.build(layout)
+            layout = catalog.build(layout) if layout.deferred else layout
             catalog.prepare(name, rows.schema, None)
             with self._source(layout, rows) as source:
                 self._capture(source, wanted, "DELETE")
