@@ -69,9 +69,12 @@ class SqlTarget(DatabaseTarget):
             super().capabilities,
             rereads=bool(self._aggregates),
             history=self,
-            undo_rows=lambda: self._undo_rows,
+            undo_rows=self._count_undo_rows,
             file=self._database.file,
         )
+
+    def _count_undo_rows(self) -> int:
+        return self._undo_rows
 
     @property
     def plans(self) -> Sequence[Plan]:
