@@ -21,7 +21,7 @@ from headwater.errors import (
     UndeclaredTableError,
 )
 from headwater.targets.duckdb.session import Session
-from headwater.targets.sql.dialect import Dialect, Errors
+from headwater.targets.sql.dialect import COLUMN_TYPES, Dialect, Errors
 from headwater.targets.sql.layout import Column, Layout, Table, Undo
 from headwater.targets.text import Fragment, QualifiedName, compose, literal, quote
 
@@ -30,27 +30,7 @@ Place = tuple[str, str, str]  # database, schema and table, spelled as DuckDB do
 INTEGER_TYPES = re.compile(
     r"BIGNUM|U?HUGEINT|U?(?:BIGINT|INTEGER|SMALLINT|TINYINT)|DECIMAL\(\d+,0\)"
 )
-_PLAIN = {
-    pa.string(): "VARCHAR",
-    pa.large_string(): "VARCHAR",
-    pa.string_view(): "VARCHAR",
-    pa.binary(): "BLOB",
-    pa.large_binary(): "BLOB",
-    pa.binary_view(): "BLOB",
-    pa.bool_(): "BOOLEAN",
-    pa.int8(): "TINYINT",
-    pa.int16(): "SMALLINT",
-    pa.int32(): "INTEGER",
-    pa.int64(): "BIGINT",
-    pa.uint8(): "UTINYINT",
-    pa.uint16(): "USMALLINT",
-    pa.uint32(): "UINTEGER",
-    pa.uint64(): "UBIGINT",
-    pa.float32(): "FLOAT",
-    pa.float64(): "DOUBLE",
-    pa.date32(): "DATE",
-    pa.null(): "VARCHAR",
-}
+_PLAIN = {kind: names[1] for kind, names in COLUMN_TYPES.items()}
 _NO_VIEW = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 _BITS = {"TINYINT": 8, "SMALLINT": 16, "INTEGER": 32, "BIGINT": 64, "HUGEINT": 128}
 _BITS |= {f"U{name}": bits for name, bits in _BITS.items()}

@@ -21,28 +21,9 @@ from headwater.changes.declaration import ColumnType
 from headwater.decode.columns.integers import wide_integer
 from headwater.errors import PostgresTableError
 from headwater.targets.postgres.encode import INTEGERS
+from headwater.targets.sql.dialect import COLUMN_TYPES
 
-_PLAIN = {
-    pa.string(): "text",
-    pa.large_string(): "text",
-    pa.string_view(): "text",
-    pa.binary(): "bytea",
-    pa.large_binary(): "bytea",
-    pa.binary_view(): "bytea",
-    pa.bool_(): "boolean",
-    pa.int8(): "smallint",
-    pa.int16(): "smallint",
-    pa.int32(): "integer",
-    pa.int64(): "bigint",
-    pa.uint8(): "smallint",
-    pa.uint16(): "integer",
-    pa.uint32(): "bigint",
-    pa.uint64(): "numeric(20,0)",
-    pa.float32(): "real",
-    pa.float64(): "double precision",
-    pa.date32(): "date",
-    pa.null(): "text",
-}
+_PLAIN = {kind: names[0] for kind, names in COLUMN_TYPES.items()}
 KINDS: dict[str, ColumnType] = {
     **dict.fromkeys(INTEGERS, "integer"),
     "numeric": "decimal",

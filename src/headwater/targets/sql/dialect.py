@@ -23,6 +23,28 @@ if TYPE_CHECKING:
     from headwater.targets.sql.layout import Column, Layout
 
 
+COLUMN_TYPES = {
+    pa.string(): ("text", "VARCHAR"),
+    pa.large_string(): ("text", "VARCHAR"),
+    pa.string_view(): ("text", "VARCHAR"),
+    pa.binary(): ("bytea", "BLOB"),
+    pa.large_binary(): ("bytea", "BLOB"),
+    pa.binary_view(): ("bytea", "BLOB"),
+    pa.bool_(): ("boolean", "BOOLEAN"),
+    pa.int8(): ("smallint", "TINYINT"),
+    pa.int16(): ("smallint", "SMALLINT"),
+    pa.int32(): ("integer", "INTEGER"),
+    pa.int64(): ("bigint", "BIGINT"),
+    pa.uint8(): ("smallint", "UTINYINT"),
+    pa.uint16(): ("integer", "USMALLINT"),
+    pa.uint32(): ("bigint", "UINTEGER"),
+    pa.uint64(): ("numeric(20,0)", "UBIGINT"),
+    pa.float32(): ("real", "FLOAT"),
+    pa.float64(): ("double precision", "DOUBLE"),
+    pa.date32(): ("date", "DATE"),
+    pa.null(): ("text", "VARCHAR"),
+}
+"""The types of columns for values of plain Arrow types, in PostgreSQL and in DuckDB."""
 _ALL = Fragment("true")
 
 
