@@ -36,7 +36,7 @@ from headwater.targets.delta.stream_table import StreamTable as DeltaTable
 from headwater.targets.duckdb.session import Session
 from headwater.targets.duckdb.undo import DuckDBUndoLog
 from headwater.targets.fanout import FanOutTarget
-from headwater.targets.parquet import publish as parquet
+from headwater.targets.parquet import tables as parquet
 from headwater.targets.postgres import encode
 from headwater.targets.sql.aggregate_tables import Aggregates
 from headwater.targets.sql.side_tables import ConfigTable

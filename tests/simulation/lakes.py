@@ -31,7 +31,7 @@ from headwater.targets.delta import table as delta_table
 from headwater.targets.delta import tables as delta_tables
 from headwater.targets.iceberg import IcebergSettings, iceberg_target
 from headwater.targets.iceberg import table as iceberg_table
-from headwater.targets.iceberg.admin import IcebergAdmin
+from headwater.targets.iceberg.target import IcebergAdmin
 from headwater.targets.lake.paths import Place as Files
 from headwater.targets.lake.target import SWEEP_S
 from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target

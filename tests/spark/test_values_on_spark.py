@@ -12,7 +12,7 @@ from headwater.core import Batch, BlockCursor, BlockHeader, Head
 from headwater.targets import Delivery
 from headwater.targets.clickhouse import clickhouse_target
 from headwater.targets.delta import delta_target
-from headwater.targets.delta.admin import DeltaAdmin
+from headwater.targets.delta.target import DeltaAdmin
 from headwater.targets.postgres import postgres_target
 from tests.targets import clickhouse_places, postgres_places
 

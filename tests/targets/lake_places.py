@@ -21,11 +21,11 @@ from pyarrow import fs
 from pyiceberg.table import Table as IcebergTable
 
 from headwater.targets.delta import DeltaSettings
-from headwater.targets.delta.admin import DeltaAdmin
+from headwater.targets.delta.target import DeltaAdmin
 from headwater.targets.iceberg import IcebergSettings, Table
-from headwater.targets.iceberg.admin import IcebergAdmin
 from headwater.targets.iceberg.snapshots import TableChange, live_files
 from headwater.targets.iceberg.stream_table import StreamTable
+from headwater.targets.iceberg.target import IcebergAdmin
 from headwater.targets.lake.paths import Place
 from headwater.testing.servers.process import ServerProcess, free_port
 from tests.shared import HANG_S, starting
@@ -119,7 +119,7 @@ def rewrite_as_spark(stored: IcebergTable) -> None:
         one[1] = one.file_path.replace("file:///", "file:/")
     change = AnotherEngine(stored)
     says = {"headwater.stream-id": "spark", "headwater.epoch": "0"}  # for the names alone
-    change.rewrite(new, old, says)
+    change.add(new, old, says, same_rows=True)
     snapshot = change._updates[-2].snapshot
     for key in says:
         del snapshot.summary._additional_properties[key]

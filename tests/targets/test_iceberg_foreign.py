@@ -19,9 +19,9 @@ from pyiceberg.table import Table
 from headwater.errors import LakeFileGoneError, LakeForeignWriteError, LakeStorageError
 from headwater.targets import iceberg_target
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, table
-from headwater.targets.iceberg.admin import IcebergAdmin
 from headwater.targets.iceberg.snapshots import TableChange, live_files
 from headwater.targets.iceberg.stream_table import StreamTable
+from headwater.targets.iceberg.target import IcebergAdmin
 from headwater.targets.lake.columns import as_of_today
 from headwater.targets.lake.paths import Place
 from headwater.testing.conformance import apply_changes

@@ -143,7 +143,7 @@ def test_what_waits_moves_to_disk_when_memory_is_full(tmp_path: Path) -> None:
     for number in range(1, 6):
         rig.block(number, log(number, "x" * 50, "y" * 50), final=0)
     target: Any = rig.target
-    assert target._folders.publication.held._spilled, "rows have moved"
+    assert target._folders.held._spilled, "rows have moved"
     rig.settle(5)
     assert len(rows(tmp_path)) == 10
     assert {row["value"] for row in rows(tmp_path)} == {"x" * 50, "y" * 50}

@@ -14,10 +14,10 @@ from headwater import StopRequested, evm, portal_stream
 from headwater.pipeline import Event, Settled
 from headwater.targets.clickhouse import clickhouse_target
 from headwater.targets.delta import delta_target
-from headwater.targets.delta.admin import DeltaAdmin
+from headwater.targets.delta.target import DeltaAdmin
 from headwater.targets.duckdb import duckdb_target
 from headwater.targets.parquet import ParquetSettings, Rollover, parquet_target
-from headwater.targets.parquet.admin import ParquetAdmin
+from headwater.targets.parquet.target import ParquetAdmin
 from headwater.targets.postgres import postgres_target, table
 from headwater.testing import ContentSettings, PortalServer, simulated_portal
 from headwater.testing.chain.content import content_of

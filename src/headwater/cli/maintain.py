@@ -72,7 +72,7 @@ def maintain(
         settings, where = IcebergSettings(grace_s=grace_hours * _HOUR), given or catalog
         if final_snapshots is not None:
             settings = replace(settings, final_snapshots=final_snapshots)
-    done = import_extra(kind, "ADMIN", ".admin")(where).maintain(stream_id, settings)
+    done = import_extra(kind, "ADMIN", ".target")(where).maintain(stream_id, settings)
     for name, counts in done.items():
         say(f"{name}: " + ", ".join(f"{counts.get(one, 0)} {_DONE[one]}" for one in counts))
     if not done:

@@ -185,7 +185,8 @@ def open_admin(address: str, *, schema: str | None = None, table: str = "sync") 
         from headwater.targets.sql.admin import SqlAdmin
 
         return SqlAdmin(import_extra(kind, "DATABASE", ".target"), address, schema, table)
-    made = import_extra(kind, "ADMIN", ".admin")(address, schema, table)
+    module = ".admin" if kind == "clickhouse" else ".target"
+    made = import_extra(kind, "ADMIN", module)(address, schema, table)
     return made
 
 

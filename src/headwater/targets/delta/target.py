@@ -8,55 +8,40 @@ adds what they had replaced, in one commit per table, whatever the size of the t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from headwater.core.callbacks import Callback
-from headwater.core.rooms import Policy
 from headwater.core.several import Several
 from headwater.errors import InvalidOptionError
 from headwater.targets.database import OnData
 from headwater.targets.delta.changes import DataFile
 from headwater.targets.delta.tables import StreamTables
+from headwater.targets.lake.admin import LakeAdmin, LakeMoment
 from headwater.targets.lake.paths import Options, Place, check_spelling
 from headwater.targets.lake.settings import (
     Declared,
     DeltaSettings,
-    Table,
     check_folder_name,
     declared_tables,
 )
-from headwater.targets.lake.table import Announce
+from headwater.targets.lake.state import BLOCK
+from headwater.targets.lake.table import LakeTables
 from headwater.targets.lake.target import LakeTarget
 from headwater.targets.lake.tx import Tx
-from headwater.targets.sql.aggregates import Aggregate, Plan, plan_aggregates
+from headwater.targets.sql.aggregates import Aggregate, plan_aggregates
 from headwater.targets.values import check_policy
 
 
 class DeltaTarget(LakeTarget[DataFile]):
-    """Made by `delta_target`."""
+    """Made by `delta_target`. Without `on_data` tables need no declaration."""
 
-    place: Place
-
-    @classmethod
-    def at(
-        cls,
-        place: Place,
-        declared: Mapping[str, Table],
-        on_data: Callback | None,
-        settings: DeltaSettings,
-        policy: Policy = Policy.REPLACE,
-        plans: Sequence[Plan] = (),
-    ) -> DeltaTarget:
-        """Make a target of a place; without `on_data` tables need no declaration."""
-
-        def open_tables(stream_id: str, announce: Announce) -> StreamTables:
-            automatic = on_data is None
-            return StreamTables(place, stream_id, declared, announce, automatic=automatic)
-
-        made = cls(open_tables, on_data, settings, policy, declared=declared, plans=plans)
-        made.place = place
-        return made
+    def _open_tables(self) -> StreamTables:
+        automatic = self._on_data is None
+        return StreamTables(
+            self.place, self._id, self._declared, self._announce, automatic=automatic
+        )
 
 
 def delta_target(
@@ -100,4 +85,51 @@ def delta_target(
     policy = check_policy(unrepresentable)
     place = Place.of(path, options)
     check_spelling(str(place.local_path) if place.is_local else "")
-    return DeltaTarget.at(place, declared, callback, settings or DeltaSettings(), policy, plans)
+    return DeltaTarget(place, declared, callback, settings or DeltaSettings(), policy, plans)
+
+
+class DeltaAdmin(LakeAdmin[DataFile]):
+    """Administers the folder of a `delta_target`. A fork removes the files of hot blocks.
+
+    Maintenance takes no stream over: its commits rewrite files and say nothing else, so a stream
+    that runs goes on. A table that it changes by key at the same moment refuses one of the two.
+    """
+
+    undo = "files"
+
+    def __init__(self, address: str | Place, schema: str | None = None, table: str = "") -> None:
+        self._place = address if isinstance(address, Place) else Place.of(address)
+
+    @contextmanager
+    def lakes(self) -> Iterator[Mapping[str, LakeTables[DataFile]]]:
+        """Return the tables of each stream in the folder."""
+        found = StreamTables(self._place, "", {})
+        owners = {found.owner(name) for name in found.folders()}
+        names = sorted(one for one in owners if one is not None)
+        yield {one: StreamTables(self._place, one, {}) for one in names}
+
+    def shown(self, name: str) -> str | None:
+        """Return the name of a table's folder."""
+        return None if name.startswith("_") else name
+
+    def ends_in(self, tables: LakeTables[DataFile]) -> LakeMoment | None:
+        """Tables are committed before the one that leads, and put back after it."""
+        stored = tables.load()
+        assert isinstance(tables, StreamTables), "made here"
+        assert stored is not None, "the stream is there"
+        lead = tables.lead(stored)
+        number, before = stored.state.number, lead.version
+        tables.load()
+        found = {name: one.version_at(number) for name, one in tables.open.items()}
+        lead.reload()
+        since = [int(one[BLOCK]) for one in lead.said() if one["version"] > before]
+        versions = {name: one for name, one in found.items() if one is not None}
+        if min(since, default=number) < number or len(versions) < len(found):
+            return None
+        return self._moment(stored, versions)
+
+    def _writer(self, stream_id: str) -> DeltaTarget:
+        return DeltaTarget(self._place, {}, None, DeltaSettings(id=stream_id))
+
+
+ADMIN = DeltaAdmin

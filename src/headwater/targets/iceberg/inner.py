@@ -7,6 +7,12 @@ that lacks one is noticed before the bound in `pyproject.toml` is raised.
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.io.pyarrow import (
+    _pyarrow_schema_ensure_small_types as with_small_types,
+)
+from pyiceberg.io.pyarrow import (
+    _pyarrow_to_schema_without_ids as schema_without_ids,
+)
+from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -52,8 +58,10 @@ __all__ = [
     "from_bytes",
     "parquet_path_to_id_mapping",
     "schema_to_pyarrow",
+    "schema_without_ids",
     "update",
     "update_snapshot_summaries",
+    "with_small_types",
     "write_manifest",
     "write_manifest_list",
 ]

@@ -7,73 +7,29 @@ distinct value of a batch. `PartitionSplit` pickles.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyiceberg import types as iceberg
 from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform, parse_transform
 from pyiceberg.typedef import Record
 
 from headwater.errors import LakeSchemaError
+from headwater.targets.iceberg.inner import schema_without_ids
 from headwater.targets.lake.settings import Partition, Table
 
 _FIRST_FIELD_ID = 1000
-_PLAIN: Mapping[pa.DataType, Any] = {
-    pa.bool_(): iceberg.BooleanType(), pa.int32(): iceberg.IntegerType(),
-    pa.int64(): iceberg.LongType(), pa.float32(): iceberg.FloatType(),
-    pa.float64(): iceberg.DoubleType(), pa.string(): iceberg.StringType(),
-    pa.binary(): iceberg.BinaryType(), pa.date32(): iceberg.DateType(),
-    pa.timestamp("us"): iceberg.TimestampType(),
-    pa.timestamp("us", "UTC"): iceberg.TimestamptzType(),
-}  # fmt: skip
 
 
-def iceberg_schema(schema: pa.Schema) -> Schema:
+def iceberg_schema(columns: pa.Schema) -> Schema:
     """Return the schema of a new table, for columns in lake types."""
-    numbers = iter(range(1, 1 << 16))
-    fields = [
-        iceberg.NestedField(
-            field_id=next(numbers),
-            name=one.name,
-            field_type=iceberg_type(one.type, numbers),
-            required=False,
-        )
-        for one in schema
-    ]
-    return Schema(*fields)
-
-
-def iceberg_type(kind: pa.DataType, numbers: Any = None) -> Any:
-    """Return Iceberg's type for a lake type; parts get the next of some numbers as their ids."""
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    numbers = iter(range(1 << 16, 1 << 17)) if numbers is None else numbers
-    if pa.types.is_decimal128(kind):
-        return iceberg.DecimalType(kind.precision, kind.scale)
-    if pa.types.is_list(kind):
-        number = next(numbers)
-        element = iceberg_type(kind.value_type, numbers)
-        return iceberg.ListType(element_id=number, element=element, element_required=False)
-    if pa.types.is_struct(kind):
-        return iceberg.StructType(
-            *(
-                iceberg.NestedField(
-                    field_id=next(numbers),
-                    name=one.name,
-                    field_type=iceberg_type(one.type, numbers),
-                    required=False,
-                )
-                for one in kind
-            )
-        )
-    raise LakeSchemaError("Iceberg has no such type", type=str(kind))
+    return assign_fresh_schema_ids(schema_without_ids(columns))
 
 
 def sort_order(declared: Table, schema: Schema) -> SortOrder:
@@ -100,25 +56,6 @@ def is_wider(kind: pa.DataType, held: pa.DataType) -> bool:
             and kind.precision > held.precision
         )
     )
-
-
-def small(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with Arrow's usual types of text and lists; ids of fields stay."""
-    return pa.schema([one.with_type(_small_type(one.type)) for one in schema])
-
-
-def _small_type(kind: pa.DataType) -> pa.DataType:
-    types = pa.types
-    if types.is_large_string(kind):
-        return pa.string()
-    if types.is_large_binary(kind):
-        return pa.binary()
-    if types.is_list(kind) or types.is_large_list(kind):
-        item = kind.value_field
-        return pa.list_(item.with_type(_small_type(item.type)))
-    if types.is_struct(kind):
-        return pa.struct([one.with_type(_small_type(one.type)) for one in kind])
-    return kind
 
 
 # --- partitions -----------------------------------------------------------------------------------

@@ -74,27 +74,57 @@ class TableChange:
             )
         )
 
-    def append(self, added: Sequence[DataFile], properties: Mapping[str, str]) -> None:
-        """Add a snapshot with more files, or with none: it only says something."""
-        self._add(Operation.APPEND, added, (), properties, merge=False)
-
-    def overwrite(
+    def add(
         self,
         added: Sequence[DataFile],
         removed: Sequence[DataFile],
         properties: Mapping[str, str],
+        *,
+        same_rows: bool = False,
     ) -> None:
-        """Add a snapshot in which files take the place of others, with other rows."""
-        self._add(Operation.OVERWRITE, added, removed, properties, merge=False)
+        """Add a snapshot in which files come and others go; one with neither says something.
 
-    def rewrite(
-        self,
-        added: Sequence[DataFile],
-        removed: Sequence[DataFile],
-        properties: Mapping[str, str],
-    ) -> None:
-        """Add a snapshot with the same rows in other files; small manifests become one."""
-        self._add(Operation.REPLACE, added, removed, properties, merge=True)
+        With the `same_rows` in other files small manifests become one, too.
+        """
+        operation = Operation.OVERWRITE if removed else Operation.APPEND
+        if same_rows:
+            operation = Operation.REPLACE
+        number = self._metadata.new_snapshot_id()
+        mark = Author(slug(properties[STREAM]), int(properties[EPOCH]), self._outside).mark
+        self._sequence += 1
+        manifests = self._held()
+        merge = same_rows or sum(map(_is_small, manifests)) >= MANIFESTS
+        if removed or merge:
+            manifests = self._without(manifests, removed, number, mark, merge=merge)
+        entries = [_entry(ManifestEntryStatus.ADDED, number, one) for one in added]
+        manifests = [*self._written(entries, number, mark), *manifests]
+        path = self._new_path(f"snap-{number}-0-{mark}-{uuid.uuid4()}.avro")
+        with write_manifest_list(
+            self._metadata.format_version,
+            self._table.io.new_output(path),
+            number,
+            None if self._head is None else self._head.snapshot_id,
+            self._sequence,
+            _CODEC,
+        ) as writer:
+            writer.add_manifests(manifests)
+        previous = None if self._head is None else self._head.snapshot_id
+        snapshot: Snapshot = _snapshot(
+            snapshot_id=number,
+            parent_snapshot_id=previous,
+            sequence_number=self._sequence,
+            timestamp_ms=self._now(),
+            manifest_list=path,
+            summary=self._summary(operation, added, removed, properties),
+            schema_id=self._metadata.current_schema_id,
+        )
+        self._updates += [
+            update.AddSnapshotUpdate(snapshot=snapshot),
+            update.SetSnapshotRefUpdate(
+                ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH, snapshot_id=number
+            ),
+        ]
+        self._head = snapshot
 
     def widen(self, schema: Any) -> None:
         """Change the columns as an update of pyiceberg's says, which is not committed itself."""
@@ -139,52 +169,6 @@ class TableChange:
             _delete(self._table, path)
 
     # --- one snapshot -----------------------------------------------------------------------------
-
-    def _add(
-        self,
-        operation: Operation,
-        added: Sequence[DataFile],
-        removed: Sequence[DataFile],
-        properties: Mapping[str, str],
-        *,
-        merge: bool,
-    ) -> None:
-        number = self._metadata.new_snapshot_id()
-        mark = Author(slug(properties[STREAM]), int(properties[EPOCH]), self._outside).mark
-        self._sequence += 1
-        manifests = self._held()
-        merge = merge or sum(map(_is_small, manifests)) >= MANIFESTS
-        if removed or merge:
-            manifests = self._without(manifests, removed, number, mark, merge=merge)
-        entries = [_entry(ManifestEntryStatus.ADDED, number, one) for one in added]
-        manifests = [*self._written(entries, number, mark), *manifests]
-        path = self._new_path(f"snap-{number}-0-{mark}-{uuid.uuid4()}.avro")
-        with write_manifest_list(
-            self._metadata.format_version,
-            self._table.io.new_output(path),
-            number,
-            None if self._head is None else self._head.snapshot_id,
-            self._sequence,
-            _CODEC,
-        ) as writer:
-            writer.add_manifests(manifests)
-        previous = None if self._head is None else self._head.snapshot_id
-        snapshot: Snapshot = _snapshot(
-            snapshot_id=number,
-            parent_snapshot_id=previous,
-            sequence_number=self._sequence,
-            timestamp_ms=self._now(),
-            manifest_list=path,
-            summary=self._summary(operation, added, removed, properties),
-            schema_id=self._metadata.current_schema_id,
-        )
-        self._updates += [
-            update.AddSnapshotUpdate(snapshot=snapshot),
-            update.SetSnapshotRefUpdate(
-                ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH, snapshot_id=number
-            ),
-        ]
-        self._head = snapshot
 
     def _held(self) -> list[ManifestFile]:
         """Return the manifests of the snapshot that the next one builds on."""

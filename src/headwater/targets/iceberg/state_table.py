@@ -177,7 +177,7 @@ class StateTable(Lead[DataFile]):
         assert self._table is not None, "take_over creates it"
         old = self._table.metadata.snapshots[: -_KEPT + 1]
         change = TableChange(self._table)
-        change.append((), {**stored.to_properties(), _ENDS: json.dumps(ends)})
+        change.add((), (), {**stored.to_properties(), _ENDS: json.dumps(ends)})
         change.expire([one.snapshot_id for one in old])
         try:
             change.commit()

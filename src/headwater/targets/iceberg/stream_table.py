@@ -31,13 +31,12 @@ from headwater.targets.iceberg.inner import (
     from_bytes,
     parquet_path_to_id_mapping,
     schema_to_pyarrow,
+    with_small_types,
 )
 from headwater.targets.iceberg.schemas import (
     PartitionSplit,
-    iceberg_type,
     is_wider,
     partition_record,
-    small,
 )
 from headwater.targets.iceberg.snapshots import (
     TableChange,
@@ -110,7 +109,7 @@ class StreamTable(LakeTable[DataFile]):
         """Note what follows from the schema."""
         table = self.stored
         self.schema: Schema = table.schema()
-        self.columns = small(schema_to_pyarrow(self.schema))
+        self.columns = with_small_types(schema_to_pyarrow(self.schema))
         self.place = place_of(table)
         self.split = PartitionSplit.of(table.spec(), self.schema)
         self._statistics = compute_statistics_plan(self.schema, table.properties)
@@ -206,30 +205,25 @@ class StreamTable(LakeTable[DataFile]):
 
     def widens(self, frame: pa.Schema) -> bool:
         """Tell whether a frame would change the columns, as it was declared that it may."""
-        return self.declared.evolve and any(self._unlike(frame))
+        return self.declared.evolve and bool(self._changed(frame))
 
-    def _unlike(self, frame: pa.Schema) -> tuple[list[pa.Field], list[pa.Field]]:
+    def _changed(self, frame: pa.Schema) -> list[pa.Field]:
         """Return the columns of a frame that are new, and those that are wider."""
         held = {one.name: one for one in self.columns}
-        columns = list(lake_schema(frame))
-        return [one for one in columns if one.name not in held], [
-            one for one in columns if one.name in held and is_wider(one.type, held[one.name].type)
+        return [
+            one if one.name not in held else one.with_nullable(held[one.name].nullable)
+            for one in lake_schema(frame)
+            if one.name not in held or is_wider(one.type, held[one.name].type)
         ]
 
     def widen(self, frame: pa.Schema) -> None:
         """Add the columns that are new, and widen those that are too narrow."""
-        new, wider = self._unlike(frame)
-        if not new and not wider:
-            return
-        schema = self.stored.update_schema()
-        for one in new:
-            schema.add_column(one.name, iceberg_type(one.type))
-        for one in wider:
-            schema.update_column(one.name, iceberg_type(one.type))
-        change = TableChange(self.stored)
-        change.widen(schema)
-        self._let_in(change)
-        self._learn()
+        changed = self._changed(frame)
+        if changed:
+            change = TableChange(self.stored)
+            change.widen(self.stored.update_schema().union_by_name(pa.schema(changed)))
+            self._let_in(change)
+            self._learn()
 
     # --- commits ----------------------------------------------------------------------------------
 
@@ -255,10 +249,8 @@ class StreamTable(LakeTable[DataFile]):
 
     def _add(self, change: TableChange, one: Change[DataFile], stored: StoredStream) -> None:
         said = position(stored.stream_id, stored.epoch, one.state)
-        if one.removed:
-            change.overwrite(list(one.added.values()), list(one.removed.values()), said)
-        elif one:
-            change.append(list(one.added.values()), said)
+        if one:
+            change.add(list(one.added.values()), list(one.removed.values()), said)
 
     def _expired_at_once(self) -> list[int]:
         """Return the snapshots that a commit lets expire, once there are some: those still there.
@@ -323,7 +315,7 @@ class StreamTable(LakeTable[DataFile]):
             found = self._said_up_to(way)
             kept = {name: found[name] for name in (BLOCK, HASH) if name in found}
             said = position(stored.stream_id, stored.epoch, stored.state)
-            change.append((), {**said, BLOCK: str(NEVER), **kept})
+            change.add((), (), {**said, BLOCK: str(NEVER), **kept})
         self.forget()
         self._let_in(change)
         return back
@@ -408,7 +400,7 @@ class StreamTable(LakeTable[DataFile]):
                 said |= {name: found[name] for name in (BLOCK, HASH) if name in found}
                 break
         change = TableChange(self.stored, outside=outside)
-        change.rewrite(list(new.values()), list(old.values()), said)
+        change.add(list(new.values()), list(old.values()), said, same_rows=True)
         self._let_in(change)
 
     def tidy(

@@ -5,52 +5,49 @@ A rollback moves references, whatever the size of the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from pyiceberg.catalog import Catalog
 
+from headwater.core import BlockCursor, PipeState
 from headwater.core.callbacks import Callback
-from headwater.core.rooms import Policy
 from headwater.core.several import Several
 from headwater.errors import InvalidOptionError
 from headwater.targets.database import OnData
 from headwater.targets.iceberg.catalog import CatalogName
 from headwater.targets.iceberg.inner import DataFile
+from headwater.targets.iceberg.stream_table import NAMESPACE as STATE_IN
 from headwater.targets.iceberg.tables import StreamTables
-from headwater.targets.lake.settings import NAME, Declared, IcebergSettings, Table, declared_tables
-from headwater.targets.lake.table import Announce
+from headwater.targets.lake.admin import LakeAdmin, LakeMoment
+from headwater.targets.lake.authors import slug
+from headwater.targets.lake.settings import (
+    NAME,
+    NAMESPACE,
+    Declared,
+    IcebergSettings,
+    Table,
+    declared_tables,
+)
+from headwater.targets.lake.state import STREAM
+from headwater.targets.lake.table import LakeTables
 from headwater.targets.lake.target import LakeTarget
 from headwater.targets.lake.tx import Tx
-from headwater.targets.sql.aggregates import Aggregate, Plan, plan_aggregates
+from headwater.targets.sql.aggregates import Aggregate, plan_aggregates
 from headwater.targets.values import check_policy
 
 
 class IcebergTarget(LakeTarget[DataFile]):
-    """Made by `iceberg_target`."""
+    """Made by `iceberg_target`. A catalog that was opened before stays open."""
 
-    catalog: CatalogName | Catalog
-
-    @classmethod
-    def of(
-        cls,
-        catalog: CatalogName | Catalog,
-        declared: Mapping[str, Table],
-        on_data: Callback | None,
-        settings: IcebergSettings,
-        policy: Policy = Policy.REPLACE,
-        plans: Sequence[Plan] = (),
-    ) -> IcebergTarget:
-        """Make a target of declared tables; a catalog that is opened already stays open."""
-
-        def open_tables(stream_id: str, announce: Announce) -> StreamTables:
-            owned = isinstance(catalog, CatalogName)
-            opened = catalog.open() if isinstance(catalog, CatalogName) else catalog
-            return StreamTables(opened, stream_id, declared, settings, announce, owned=owned)
-
-        made = cls(open_tables, on_data, settings, policy, declared=declared, plans=plans)
-        made.catalog = catalog
-        return made
+    def _open_tables(self) -> StreamTables:
+        assert isinstance(self._settings, IcebergSettings), "given by `iceberg_target`"
+        owned = isinstance(self.place, CatalogName)
+        catalog = self.place.open() if owned else self.place
+        return StreamTables(
+            catalog, self._id, self._declared, self._settings, self._announce, owned=owned
+        )
 
 
 def iceberg_target(
@@ -89,4 +86,85 @@ def iceberg_target(
     callback = Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx")
     policy = check_policy(unrepresentable)
     named = catalog if isinstance(catalog, Catalog) else CatalogName.of(catalog)
-    return IcebergTarget.of(named, declared, callback, settings or IcebergSettings(), policy, plans)
+    return IcebergTarget(named, declared, callback, settings or IcebergSettings(), policy, plans)
+
+
+_DEFAULT = f"{NAMESPACE}."  # of tables that are named without a namespace
+
+
+class IcebergAdmin(LakeAdmin[DataFile]):
+    """Administers the catalog of an `iceberg_target`: a directory, a name, or properties.
+
+    Maintenance takes no stream over: one that runs goes on, and finds its files rewritten.
+    """
+
+    undo = "snapshots"
+
+    def __init__(
+        self, address: str | Path | Mapping[str, str], schema: str | None = None, table: str = ""
+    ) -> None:
+        self._name = CatalogName.of(address)
+
+    @contextmanager
+    def lakes(self) -> Iterator[Mapping[str, LakeTables[DataFile]]]:
+        """Return the tables of each stream in the catalog."""
+        with closing(self._name.open(create=False)) as catalog:
+            yield {
+                one: StreamTables(catalog, one, declared, IcebergSettings(namespace=namespace))
+                for one, (namespace, declared) in _streams(catalog).items()
+            }
+
+    def shown(self, name: str) -> str | None:
+        """Return the name of a table; without the namespace that is the default."""
+        return name.removeprefix(_DEFAULT)
+
+    def ends_in(self, tables: LakeTables[DataFile]) -> LakeMoment | None:
+        """Tables are committed before the state, and put back after it."""
+        assert isinstance(tables, StreamTables), "made here"
+        stored = tables.load()
+        assert stored is not None, "the stream is there"
+        found = {name: one.landing(stored.state) for name, one in tables.open.items()}
+        if not _goes_on(tables.state.load().state, stored.state.cursor):
+            return None
+        versions = {name: one.snapshot_id for name, one in found.items() if one is not None}
+        return self._moment(stored, versions)
+
+    def _writer(self, stream_id: str) -> IcebergTarget:
+        with closing(self._name.open(create=False)) as catalog:
+            namespace, declared = _streams(catalog)[stream_id]
+        settings = IcebergSettings(id=stream_id, namespace=namespace)
+        return IcebergTarget(self._name, declared, None, settings)
+
+
+def _streams(catalog: Catalog) -> dict[str, tuple[str, dict[str, Table]]]:
+    """Return the streams of a catalog: the namespace of the state, and the tables."""
+    owned: dict[str, list[tuple[str, str]]] = {}
+    for parts in catalog.list_namespaces():
+        for identifier in catalog.list_tables(parts):
+            properties = catalog.load_table(identifier).properties
+            if STREAM in properties:
+                place = (".".join(identifier), properties.get(STATE_IN, ""))
+                owned.setdefault(properties[STREAM], []).append(place)
+    found = {}
+    for stream_id, places in owned.items():
+        state = f".headwater_{slug(stream_id)}"
+        states = [name.removesuffix(state) for name, _ in places if name.endswith(state)]
+        namespace = next(iter(states), next((one for _, one in places if one), NAMESPACE))
+        names = [
+            name
+            for name, own in places
+            if not name.endswith(state) and (own or namespace) == namespace
+        ]
+        found[stream_id] = namespace, {name: Table(name) for name in names}
+    return found
+
+
+def _goes_on(state: PipeState, cursor: BlockCursor | None) -> bool:
+    """Tell whether a state follows a cursor: then no fork has taken its block."""
+    if cursor is None or cursor.number <= state.undo_floor:
+        return True
+    chain = {one.number: one.hash for one in state.rollback_chain}
+    return cursor.number in chain and chain[cursor.number] == cursor.hash
+
+
+ADMIN = IcebergAdmin

@@ -3,7 +3,7 @@
 Runs in the process of the command. To look takes nothing over, so it may be beside a stream that
 runs. A move or a reset begins the stream's next epoch, as a start does: a stream that runs stops
 (E2603), and what a crash leaves is put right by the next start. What each format does in its own
-way is in its own `admin.py`.
+way is in its own `target.py`.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def lake_moment(
     kind = "iceberg" if isinstance(given, dict) else kind_of_lake(given)
     if kind == "iceberg" and isinstance(given, Place):
         given = str(place)
-    admin: LakeAdmin[Any] = import_extra(kind, "ADMIN", ".admin")(given)
+    admin: LakeAdmin[Any] = import_extra(kind, "ADMIN", ".target")(given)
     found = [stream_id] if stream_id else [one.id for one in admin.streams()]
     if len(found) != 1:
         raise LakePathError("name one of the streams", streams=", ".join(found) or "none")

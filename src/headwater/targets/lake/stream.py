@@ -9,6 +9,7 @@ then. Runs on the driver, in one thread.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,7 +32,6 @@ from headwater.targets.lake.side import SideFiles
 from headwater.targets.lake.state import EMPTIED, KEPT, StoredStream
 from headwater.targets.lake.table import (
     ATTEMPTS,
-    Announce,
     Change,
     File,
     LakeTables,
@@ -40,12 +40,10 @@ from headwater.targets.lake.table import (
 )
 from headwater.targets.side_rows import check_side_table
 
-OpenTables = Callable[[str, Announce], LakeTables[File]]
-"""Opens the tables of a stream in a place; nothing is taken over yet."""
 logger = logging.getLogger("headwater.targets")
 
 
-class LakeStream(Generic[File]):
+class LakeStream(ABC, Generic[File]):
     """A stream's tables and state, as its writer holds them; the part of `LakeTarget` without rows.
 
     `on_step` is called before each step of I/O that has an effect, for tests.
@@ -53,9 +51,8 @@ class LakeStream(Generic[File]):
 
     _side: SideFiles
 
-    def __init__(self, open_tables: OpenTables[File], settings: LakeSettings) -> None:
+    def __init__(self, settings: LakeSettings) -> None:
         self.on_step: Callable[[str], None] | None = None
-        self._open_tables = open_tables
         self._settings = settings
         self._tables: LakeTables[File] | None = None
         self._id = settings.id or LEGACY_ID
@@ -182,13 +179,17 @@ class LakeStream(Generic[File]):
 
     # --- steps ------------------------------------------------------------------------------------
 
+    @abstractmethod
+    def _open_tables(self) -> LakeTables[File]:
+        """Open the tables of the stream in the place; nothing is taken over yet."""
+
     def _open(self) -> None:
         """Take the stream over, or go on after a failure: unless another writer has begun.
 
         Then all tables end where the state does, and no earlier writer can change them.
         """
         before, known = self._stored, self._tables
-        tables = self._open_tables(self._id, self._announce) if known is None else known
+        tables = self._open_tables() if known is None else known
         try:
             self._announce("take over")
             self._stored = tables.take_over(None if known is None else before)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from headwater.core import Batch, BlockRange, PipeState
 from headwater.core.callbacks import Callback
@@ -24,7 +24,7 @@ from headwater.targets.lake.maintenance import Maintenance
 from headwater.targets.lake.merge import add_aggregates
 from headwater.targets.lake.paths import coded_storage_failures
 from headwater.targets.lake.settings import LakeSettings, Table, TableSettings
-from headwater.targets.lake.stream import LakeStream, OpenTables
+from headwater.targets.lake.stream import LakeStream
 from headwater.targets.lake.table import (
     ATTEMPTS,
     BLOCK_NUMBER,
@@ -44,19 +44,19 @@ logger = logging.getLogger("headwater.targets")
 
 
 class LakeTarget(LakeStream[File]):
-    """A target of lake tables. `clock` says the seconds, for tests."""
+    """A target of lake tables in a place. `clock` says the seconds, for tests."""
 
     def __init__(
         self,
-        open_tables: OpenTables[File],
+        place: Any,
+        declared: Mapping[str, Table],
         on_data: Callback | None,
         settings: LakeSettings,
         policy: Policy = Policy.REPLACE,
-        *,
-        declared: Mapping[str, Table],
         plans: Sequence[Plan] = (),
     ) -> None:
-        super().__init__(open_tables, settings)
+        super().__init__(settings)
+        self.place = place
         self.plans = plans  # the tables that sum up outputs, and how
         self._declared = declared
         self.clock: Callable[[], float] = time.monotonic

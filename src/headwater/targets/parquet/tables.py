@@ -1,17 +1,23 @@
-"""The tables of one stream in a folder of Parquet files: folders of files, and their state.
+"""The tables of one stream in a folder of Parquet files: what is published, held back and stored.
 
     <dir>/<table>/000000000150-000000000180.parquet    rows of blocks 150 to 180; in an object store
                                                        the epoch of the writer follows: -e000003
     <dir>/_headwater/<stream>/…json                    the state: cursor, and what files cover
 
-Files that executors write wait in `_staging` of their table until their window is published.
+Files come first, then the state that makes them count: a crash leaves, at worst, files above the
+stored cursor; every start removes these before anything is read. Rows of blocks that a fork may
+still take are held back and never reach a file. They are not stored either: the stored cursor is
+that of the last published block. Files that executors write wait in `_staging` of their table until
+their window is published. Runs on the driver.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import pyarrow as pa
@@ -19,136 +25,49 @@ import pyarrow.parquet as pq
 
 from headwater.core import Batch, PipeState
 from headwater.errors import (
+    CursorMoveError,
     EvolveError,
     LakeForeignWriteError,
+    ParquetWriterError,
     StateMissingError,
     UnexplainedFilesError,
 )
 from headwater.targets.contract import Delivery
-from headwater.targets.lake.authors import blocks_of
-from headwater.targets.lake.columns import check_columns, conformed, lake_schema
-from headwater.targets.lake.files import FilePlan, WrittenFile
+from headwater.targets.lake.columns import conform
+from headwater.targets.lake.files import GROUP_ROWS
 from headwater.targets.lake.paths import Place
-from headwater.targets.lake.settings import (
-    LakeSettings,
-    ParquetSettings,
-    Table,
-    check_folder_name,
+from headwater.targets.lake.settings import ParquetSettings, Table, check_folder_name
+from headwater.targets.lake.state import EMPTIED, StoredStream
+from headwater.targets.lake.table import Announce, Change, LakeTables, Lead
+from headwater.targets.parquet.state import Folder, StateFiles, Stored, check_owners
+from headwater.targets.parquet.table import (
+    STAGING,
+    Held,
+    HeldBatch,
+    ParquetTable,
+    Part,
+    by_range,
 )
-from headwater.targets.lake.state import StoredStream
-from headwater.targets.lake.table import (
-    BLOCK_NUMBER,
-    Announce,
-    Change,
-    LakeTable,
-    LakeTables,
-    Lead,
+from headwater.targets.parquet.windows import (
+    Window,
+    epoch_of,
+    leftovers,
+    staged_epoch,
+    window_of,
 )
-from headwater.targets.parquet.held import HeldBatch, Part
-from headwater.targets.parquet.publish import STAGING, Publication
-from headwater.targets.parquet.state import Folder, Stored, check_owners
-from headwater.targets.parquet.windows import published
 
-_WIDER = {(pa.int32(), pa.int64()), (pa.float32(), pa.float64())}
+logger = logging.getLogger("headwater.targets.parquet")
 
 
-class ParquetTable(LakeTable[Part]):
-    """One table: a folder of files that never change, and the rows that wait to join them."""
+class ParquetTables(LakeTables[Part], Lead[Part]):
+    """The folders of one stream in a place, what is published of it, and what is held back.
 
-    def __init__(self, declared: Table, tables: ParquetTables) -> None:
-        super().__init__()
-        self.declared, self.name, self.key = declared, declared.name, ()
-        self._tables, self._publication = tables, tables.publication
-        self.place = self._publication.folder.place
-        self._count = 0
-        self.columns = self._publication.stored.schemas[self.name]
-
-    def plan(self, frame: pa.Schema, stem: str) -> FilePlan:
-        """Return how rows of a frame become files; widen the table if that was declared."""
-        if self.declared.evolve:
-            self.widen(frame)
-        check_columns(self.name, frame, self.columns)
-        return FilePlan(
-            self.place, self.columns, stem, f"{self.name}/{STAGING}", block_column=BLOCK_NUMBER,
-            window=blocks_of(f"{stem}-"), compression=self._tables.settings.compression,
-        )  # fmt: skip
-
-    def widen(self, frame: pa.Schema) -> None:
-        """Write down the columns that are new, and those that are wider."""
-        wider = _evolved(self.columns, frame)
-        if wider != self.columns:
-            check_columns(self.name, frame, wider)
-            stored = self._publication.stored
-            schemas = {**stored.schemas, self.name: wider}
-            self._publication.save(replace(stored, schemas=schemas))
-            self.columns = wider
-
-    def written(self, plan: FilePlan, rows: pa.Table) -> Iterable[tuple[str, Part]]:
-        """Keep rows in memory: they wait until their block is final, and for others."""
-        assert plan.window is not None, "each plan has one"
-        self._count += 1
-        name, rows = f"{plan.stem}-{self._count}", conformed(rows, plan.schema)
-        return [(name, Part(name, rows.num_rows, rows.nbytes, *plan.window, rows))]
-
-    def data_file(self, file: WrittenFile) -> tuple[str, Part]:
-        """Return a file that executors have written, and its path."""
-        return file.name, Part(file.name, file.rows, file.size, file.first, file.last)
-
-    def commit(self, several: Sequence[Change[Part]], stored: StoredStream) -> None:
-        """Hold the rows of batches; they are published with the state."""
-        for one in several:
-            if one.begins_anew:
-                self._tables.begin_anew(self.name)
-            else:
-                assert self.name in self._publication.stored.coverage, "it was written down"
-                self._publication.held.put(self.name, one.state.number, list(one.added.values()))
-        self.forget()
-
-    def _committed_files(self) -> dict[str, Part]:
-        covered = self._publication.stored.coverage[self.name]
-        found = {one.name.removeprefix(f"{self.name}/"): one for one in self.place.files(self.name)}
-        return {
-            found[name].name: Part(
-                found[name].name, -1, found[name].size, window.first, window.last
-            )
-            for name, window in published(found, covered).items()
-        }
-
-    def read(self, files: Sequence[Part]) -> pa.Table:
-        """Return the rows of some files, in the columns of today."""
-        found = [self.columns.empty_table()]
-        for one in files:
-            with self.place.open(one.name) as file:
-                found.append(conformed(pq.ParquetFile(file).read(), self.columns))
-        return pa.concat_tables(found)
-
-    def size_of(self, file: Part) -> int:
-        """Return how many bytes a file has."""
-        return file.size
-
-    def ends(self, file: Part, column: str) -> tuple[Any, Any]:
-        """Return the blocks that a file covers; of other columns nothing is known."""
-        return (file.first, file.last) if column == BLOCK_NUMBER else (None, None)
-
-    @property
-    def epoch(self) -> int:
-        """The newest epoch that has begun: all earlier writers publish nothing more."""
-        return self._publication.files.newest_epoch()
-
-    def aged(self, settings: LakeSettings) -> dict[str, bool]:
-        """Return files that wait, or were to wait, for their window."""
-        return {one.name: False for one in self.place.files(f"{self.name}/{STAGING}")}
-
-    def named(self, stored: StoredStream, *, outside: bool) -> list[str]:
-        """Return the files of batches that are held."""
-        held = (batch.parts.get(self.name, ()) for batch in self._publication.held)
-        return [one.name for parts in held for one in parts]
-
-
-class ParquetTables(LakeTables[Part]):
-    """The folders of one stream in a place. `automatic` ones need no declaration."""
+    `automatic` tables need no declaration; `stored` is what the next state says; `clock` says the
+    seconds by which a roll-over is due.
+    """
 
     changes = False
+    name, step, is_lead = "windows", "publish", True
 
     def __init__(
         self,
@@ -163,15 +82,21 @@ class ParquetTables(LakeTables[Part]):
     ) -> None:
         self.stream_id = stream_id
         self.open = {}
-        self.publication = Publication(Folder(place, announce), stream_id, settings, clock)
         self.declared = declared
         self.settings = settings
         self.automatic = automatic
+        self.clock = clock
+        self.folder = Folder(place, announce)
+        self.files = StateFiles(self.folder, stream_id)
+        self.held = Held(settings.memory_bytes)
+        self.stored = self._saved = Stored()
         self._first = 0  # the block that a new table begins with
+        self._published: list[str] = []  # with the state that is being stored
+        self._newest: dict[str, int] = {}  # the last block of each table's newest file
 
     def load(self) -> StoredStream | None:
         """Read what is stored of the stream; nothing is taken over."""
-        found = self.publication.files.read()
+        found = self.files.read()
         self._learn(found or Stored())
         return None if found is None else self._stream(found)
 
@@ -179,27 +104,37 @@ class ParquetTables(LakeTables[Part]):
         """Begin an epoch. After a failure, rows that had been taken in before are still held."""
         if before is not None:
             self.check()
-        if not self.publication.claim():
+        self._saved, is_known = self.files.claim()
+        check_owners(self.folder.place, self.stream_id, self._saved.coverage)
+        self._learn(self._saved)
+        if not is_known:
             self._refuse_lost_state()
-        stored = self._stream(self.publication.stored)
-        held = self.publication.held
-        held.drop_above(-1 if before is None else before.state.number)
-        held.drop_up_to(stored.state.number)
-        self._learn(self.publication.stored)
+        stored = self._stream(self._saved)
+        self.held.drop_above(-1 if before is None else before.state.number)
+        self.held.drop_up_to(stored.state.number)
         is_ahead = before is not None and before.state.number > stored.state.number
         return replace(stored, state=before.state) if before and is_ahead else stored
 
     def _learn(self, stored: Stored) -> None:
-        self.publication.stored = stored
+        self.stored = stored
         self.open = {name: self._table(name) for name in stored.coverage}
 
     def _table(self, name: str) -> ParquetTable:
-        declared = self.declared.get(name, Table(name))
-        return ParquetTable(declared, self)
+        return ParquetTable(self.declared.get(name, Table(name)), self)
 
     def _stream(self, found: Stored) -> StoredStream:
-        epoch = self.publication.files.epoch
+        epoch = self.files.epoch
         return StoredStream(self.stream_id, found.state, epoch, found.config, pending=found.pending)
+
+    def save(self, stored: Stored) -> None:
+        """Store what counts from now on: the commit point."""
+        self.files.save(stored)
+        self.stored = self._saved = stored
+
+    @property
+    def _mark(self) -> int:
+        """The epoch in names of files; 0 where a lock keeps others out."""
+        return 0 if self.folder.place.is_local else self.files.epoch
 
     def _refuse_lost_state(self) -> None:
         """Refuse to begin where files of the declared tables are, but no state."""
@@ -213,39 +148,35 @@ class ParquetTables(LakeTables[Part]):
                 )
 
     def _holds_files(self, name: str) -> bool:
-        names = self.publication.files_of(name)
+        names = self.folder.names(name)
         return any(not one.startswith(("_", ".")) for one in names)
 
     def check(self) -> None:
         """Refuse to go on if another writer of the stream has begun."""
-        self.publication.files.check()
+        self.files.check()
 
     @property
     def side(self) -> Place:
         """Where files of the stream itself are kept."""
-        return self.publication.folder.place.under(self.publication.files.path)
+        return self.folder.place.under(self.files.path)
+
+    def lead(self, stored: StoredStream) -> ParquetTables:
+        """Return itself: it publishes, and stores the state."""
+        return self
+
+    def in_order(self) -> list[Lead[Part]]:
+        """Return itself: it takes back for all tables."""
+        return [self]
 
     def begin(self, batch: Batch[Delivery], after: PipeState) -> bool:
         """Hold a batch; executors write the rows of spans, which are published at once."""
         assert after.cursor is not None, "a batch ends in a block"
-        held = HeldBatch.of(batch, after.cursor, self.publication.clock())
-        self.publication.held.add(held)
+        held = HeldBatch.of(batch, after.cursor, self.clock())
+        self.held.add(held)
         self._first = held.first
         counts = getattr(batch.data.ctx, "batch", None)
         is_span = counts is not None and counts.blocks_count > len(batch.headers)
         return is_span and not after.is_hot
-
-    def lead(self, stored: StoredStream) -> Publication:
-        """Return what publishes, and stores the state."""
-        return self.publication
-
-    def in_order(self) -> list[Lead[Part]]:
-        """Return what publishes: it takes back for all tables."""
-        return [self.publication]
-
-    def move(self, stored: StoredStream) -> None:
-        """Take the folder to a block, as far as files end there."""
-        self.publication.move(stored)
 
     def _create(self, name: str, columns: pa.Schema, stored: StoredStream) -> ParquetTable:
         """Make a table: it is written down before anything of it is published."""
@@ -254,22 +185,16 @@ class ParquetTables(LakeTables[Part]):
             raise UnexplainedFilesError(
                 "the folder of a new table holds files that are not the stream's", table=name
             )
-        before = self.publication.stored
+        before = self.stored
         coverage = {**before.coverage, name: self._first}
         schemas = {**before.schemas, name: columns}
-        self.publication.save(replace(before, coverage=coverage, schemas=schemas))
+        self.save(replace(before, coverage=coverage, schemas=schemas))
         try:
-            check_owners(self.publication.folder.place, self.stream_id, [name])
+            check_owners(self.folder.place, self.stream_id, [name])
         except LakeForeignWriteError:
-            self.publication.save(before)
+            self.save(before)
             raise
         return self._table(name)
-
-    def begin_anew(self, name: str) -> None:
-        """Forget what a table holds; a table that is emptied is the stream's no more."""
-        self.publication.begin_anew(name)
-        if name not in self.publication.stored.coverage:
-            del self.open[name]
 
     def check_rename(self, old: str, new: str) -> None:
         """Refuse: readers would find rows under both names, or under none."""
@@ -281,14 +206,197 @@ class ParquetTables(LakeTables[Part]):
 
     def close(self) -> None:
         """Let go of the stream; what is not published is read again by the next start."""
-        self.publication.files.release()
+        self.files.release()
 
+    # --- commits ----------------------------------------------------------------------------------
 
-def _evolved(known: pa.Schema, frame: pa.Schema) -> pa.Schema:
-    """Return the columns of a table that later rows widen: new ones, and larger numbers."""
-    fields = {one.name: one for one in known}
-    for one in lake_schema(frame):
-        held = fields.get(one.name)
-        if held is None or (held.type, one.type) in _WIDER:
-            fields[one.name] = one
-    return pa.schema(list(fields.values()))
+    def commit(self, several: Sequence[Change[Part]], stored: StoredStream) -> None:
+        """Publish what has become final if that is due; store what else has changed."""
+        self.held.spill()
+        self.stored = replace(self.stored, config=stored.config, pending=stored.pending)
+        if stored.state.cursor is None:
+            self.stored = replace(self.stored, state=PipeState())
+        going = self.held.up_to(stored.state.undo_floor)
+        if going and self._is_due(going):
+            self._publish(going, stored.state)
+        elif self.stored != self._saved:
+            self.save(self.stored)
+
+    def finish(self, state: PipeState) -> None:
+        """Publish all that is final: the range is read. Every table says how far it goes."""
+        going = self.held.up_to(state.undo_floor)
+        owing = any(first <= self.stored.state.number for first in self.stored.coverage.values())
+        if going or owing:
+            self._publish(going, state, all_tables=True)
+
+    def _is_due(self, going: Sequence[HeldBatch]) -> bool:
+        names = {name for one in going for name in one.parts}
+        if any(
+            part.memory is None for one in going for parts in one.parts.values() for part in parts
+        ):
+            return True
+        return self.settings.rollover.is_due(
+            size=max((sum(one.size(name) for one in going) for name in names), default=0),
+            rows=max((sum(one.count(name) for one in going) for name in names), default=0),
+            blocks=sum(one.blocks for one in going),
+            seconds=self.clock() - going[0].since,
+        )
+
+    def _publish(
+        self, going: Sequence[HeldBatch], now: PipeState, *, all_tables: bool = False
+    ) -> None:
+        """Publish batches of final blocks, then the state: the commit point.
+
+        A table without rows waits, unless its range has ended: then an empty file says so.
+        """
+        self.files.check()
+        self._published, self._newest = [], dict(self.stored.newest)
+        coverage, previous = dict(self.stored.coverage), self.stored.state.number
+        for start, several in by_range(going):
+            last = several[-1].cursor.number
+            for name in coverage:
+                if coverage[name] < start:
+                    self._publish_table(name, (), coverage[name], previous)
+                    coverage[name] = start
+                if any(one.count(name) for one in several):
+                    self._publish_table(name, several, coverage[name], last)
+                    coverage[name] = last + 1
+            previous = last
+        if all_tables:
+            for name in coverage:
+                self._publish_table(name, (), coverage[name], previous)
+                coverage[name] = max(coverage[name], previous + 1)
+        state = self.stored.state
+        if going:
+            cursor = going[-1].cursor
+            state = PipeState(cursor, None if now.finalized is None else cursor, (cursor,))
+        if self._mark:
+            self._look_again()
+        self.save(replace(self.stored, state=state, coverage=coverage, newest=self._newest))
+        self.held.drop_up_to(state.number)
+
+    def _publish_table(
+        self, name: str, batches: Sequence[HeldBatch], first: int, last: int
+    ) -> None:
+        """Publish the rows of one window: those in memory as one file, then staged files."""
+        if first > last:
+            return
+        window = Window(first, last)
+        parts = [one for batch in batches for one in batch.parts.get(name, ())]
+        rows = [one.memory for one in parts if one.memory is not None and one.rows]
+        staged = [one.name for one in parts if one.memory is None]
+        count = len(staged) + (1 if rows or not staged else 0)
+        names = [f"{name}/{window.file_name(at, count, self._mark)}" for at in range(count)]
+        self._published += names
+        self._newest[name] = last
+        if staged:
+            self.folder.publish(dict(zip(staged, names[count - len(staged) :], strict=True)))
+        if count > len(staged):
+            self.folder.put(names[0], self._parquet(rows, self.stored.schemas[name]))
+        logger.info(
+            "window.published id=%s table=%s blocks=%d..%d", self.stream_id, name, first, last
+        )
+
+    def _parquet(self, rows: Sequence[pa.Table], schema: pa.Schema) -> bytes:
+        """Return rows as the bytes of a Parquet file."""
+        sink = BytesIO()
+        with pq.ParquetWriter(sink, schema, compression=self.settings.compression) as writer:
+            for one in rows:
+                for batch in one.to_batches():
+                    writer.write_batch(conform(batch, schema), row_group_size=GROUP_ROWS)
+        return sink.getvalue()
+
+    def _look_again(self) -> None:
+        """Delete what was published if another writer has taken over: its state is not stored yet.
+
+        Its files have names of another epoch. A state that was stored may be what the other one
+        goes on from: then nothing is deleted, and a later start removes what does not count.
+        """
+        try:
+            self.files.check()
+        except ParquetWriterError:
+            for name in self._published:
+                self.folder.delete(name)
+            raise
+
+    # --- going back -------------------------------------------------------------------------------
+
+    def way_back(self, stored: StoredStream, *, claim: bool = False) -> list[str]:
+        """Return the files that a crash has left; a rollback takes back what is held alone.
+
+        Raises:
+            UnexplainedFilesError: a file is there that nothing explains.
+            LakeForeignWriteError: the newest file of a table is not there.
+        """
+        if not claim:
+            return []
+        names = {name: self.folder.names(name) for name in self.stored.coverage}
+        for name, last in self.stored.newest.items():
+            if not any(one and one.last == last for one in map(window_of, names.get(name, ()))):
+                raise LakeForeignWriteError(
+                    "the table is an older copy than the state of the stream: bring back the "
+                    "newest one, or the state and all tables of one moment",
+                    table=name, lacks=f"the file that ends at block {last}",
+                )  # fmt: skip
+        found = {
+            name: [one for one in several if "/" not in one] for name, several in names.items()
+        }
+        gone = leftovers(found, self.stored.state.number, self.stored.coverage, self._mark)
+        for table, file in gone:
+            logger.warning("file.removed id=%s table=%s file=%s", self.stream_id, table, file)
+        return [f"{table}/{file}" for table, file in gone] + [
+            f"{name}/{file}"
+            for name, several in names.items()
+            for file in several
+            if file.startswith((f"{STAGING}/", "."))
+            and (staged_epoch(file.removeprefix(f"{STAGING}/")) < self.files.epoch)
+        ]
+
+    def go_back(self, way: Any, stored: StoredStream, *, claim: bool = False) -> bool:
+        """Forget rows above a block; remove what a crash has left of earlier epochs."""
+        self.held.drop_above(stored.state.number)
+        for name in way:
+            self.folder.delete(name)
+        if claim:
+            self.files.check()
+        return False
+
+    def move(self, stored: StoredStream) -> None:
+        """Take the folder to a block, back or ahead; files above it go.
+
+        Raises:
+            CursorMoveError: a file covers blocks on both sides.
+        """
+        number, forward = stored.state.number, stored.state.number > self.stored.state.number
+        coverage, newest = dict(self.stored.coverage), dict(self.stored.newest)
+        for name, first in coverage.items():
+            windows = [one for one in map(window_of, self.folder.names(name)) if one is not None]
+            across = [one for one in windows if one.first <= number < one.last]
+            if across and not forward:
+                raise CursorMoveError(
+                    "a file covers blocks on both sides, and files never change",
+                    table=name, wanted=number, lower=min(across).first - 1, higher=max(across).last,
+                )  # fmt: skip
+            coverage[name] = number + 1 if forward else min(first, number + 1)
+            if newest.get(name, 0) > number:
+                newest[name] = max((one.last for one in windows if one.last <= number), default=-1)
+        newest = {name: last for name, last in newest.items() if last >= 0}
+        self.held.drop_up_to(number)
+        self.save(replace(self.stored, state=stored.state, coverage=coverage, newest=newest))
+        self.go_back(self.way_back(stored, claim=True), stored, claim=True)
+
+    def begin_anew(self, table: str) -> None:
+        """Forget what a table's files cover; delete them too, if the stream is to be emptied.
+
+        Then the table is the stream's no more; files that stay are removed when it begins anew.
+        """
+        coverage, schemas = dict(self.stored.coverage), dict(self.stored.schemas)
+        newest = {name: last for name, last in self.stored.newest.items() if name != table}
+        if self._saved.pending == EMPTIED:
+            for name in self.folder.names(table):
+                if window_of(name) is not None and epoch_of(name) <= self._mark:
+                    self.folder.delete(f"{table}/{name}")
+            del coverage[table], schemas[table], self.open[table]
+        else:
+            coverage[table] = 0
+        self.stored = replace(self.stored, coverage=coverage, schemas=schemas, newest=newest)

@@ -6,16 +6,21 @@ met.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from headwater.core.callbacks import Callback
-from headwater.core.rooms import Policy
 from headwater.core.several import Several
+from headwater.errors import LakeCommandError
+from headwater.targets.admin import FINAL_ONLY
 from headwater.targets.contract import Capabilities, Delivery
 from headwater.targets.database import OnData
+from headwater.targets.lake.admin import LakeAdmin, LakeMoment
 from headwater.targets.lake.paths import Options, Place, coded_storage_failures
 from headwater.targets.lake.settings import (
     ParquetSettings,
@@ -23,10 +28,11 @@ from headwater.targets.lake.settings import (
     check_folder_name,
     declared_tables,
 )
-from headwater.targets.lake.table import Announce
+from headwater.targets.lake.table import LakeTables
 from headwater.targets.lake.target import LakeTarget
 from headwater.targets.lake.tx import Tx
-from headwater.targets.parquet.held import Part
+from headwater.targets.parquet.state import FOLDER
+from headwater.targets.parquet.table import Part
 from headwater.targets.parquet.tables import ParquetTables
 from headwater.targets.tables import TableOptions
 from headwater.targets.values import check_policy
@@ -35,25 +41,12 @@ from headwater.targets.values import check_policy
 class ParquetTarget(LakeTarget[Part]):
     """Made by `parquet_target`. Rows that are not final are held: no side tables go with them."""
 
-    @classmethod
-    def at(
-        cls,
-        place: Place,
-        declared: Mapping[str, Table],
-        on_data: Callback | None,
-        settings: ParquetSettings,
-        policy: Policy = Policy.REPLACE,
-    ) -> ParquetTarget:
-        """Make a target of a place; without `on_data` tables need no declaration."""
-
-        def open_tables(stream_id: str, announce: Announce) -> ParquetTables:
-            return ParquetTables(
-                place, stream_id, declared, settings, announce, automatic=on_data is None,
-                clock=lambda: made.clock(),
-            )  # fmt: skip
-
-        made = cls(open_tables, on_data, settings, policy, declared=declared)
-        return made
+    def _open_tables(self) -> ParquetTables:
+        assert isinstance(self._settings, ParquetSettings), "given by `parquet_target`"
+        return ParquetTables(
+            self.place, self._id, self._declared, self._settings, self._announce,
+            automatic=self._on_data is None, clock=lambda: self.clock(),
+        )  # fmt: skip
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
@@ -67,16 +60,16 @@ class ParquetTarget(LakeTarget[Part]):
 
     def held_rows(self, name: str) -> pa.Table:
         """Return the rows of a table that are not published yet."""
-        publication = self._folders.publication
-        parts = (one for batch in publication.held for one in batch.parts.get(name, ()))
+        tables = self._folders
+        parts = (one for batch in tables.held for one in batch.parts.get(name, ()))
         rows = [one.memory for one in parts if one.memory is not None]
-        schema = publication.stored.schemas.get(name, pa.schema([]))
+        schema = tables.stored.schemas.get(name, pa.schema([]))
         return pa.concat_tables([schema.empty_table(), *rows])
 
     def _finish(self) -> None:
         self.recover()
         with self._changing(), coded_storage_failures():
-            self._folders.publication.finish(self._stored.state)
+            self._folders.finish(self._stored.state)
 
     @property
     def _folders(self) -> ParquetTables:
@@ -115,4 +108,44 @@ def parquet_target(
         check_folder_name(name)
     callback = Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx")
     policy, place = check_policy(unrepresentable), Place.of(dir, options)
-    return ParquetTarget.at(place, declared, callback, settings or ParquetSettings(), policy)
+    return ParquetTarget(place, declared, callback, settings or ParquetSettings(), policy)
+
+
+class ParquetAdmin(LakeAdmin[Part]):
+    """Administers the folder of a `parquet_target`, whose files hold final blocks alone.
+
+    Every start removes files above the cursor: so a move only stores where the cursor is.
+    """
+
+    undo = FINAL_ONLY
+    own_rows = True
+
+    def __init__(self, address: str | Place, schema: str | None = None, table: str = "") -> None:
+        self._place = address if isinstance(address, Place) else Place.of(address)
+
+    @contextmanager
+    def lakes(self) -> Iterator[Mapping[str, LakeTables[Part]]]:
+        """Return the tables of each stream in the folder."""
+        names = map(unquote, self._place.under(FOLDER).folders())
+        yield {one: ParquetTables(self._place, one, {}, ParquetSettings()) for one in names}
+
+    def ends_in(self, tables: LakeTables[Part]) -> LakeMoment | None:
+        """The state says what files cover, and files never change."""
+        stored = tables.load()
+        assert stored is not None, "the stream is there"
+        found = self._moment(stored, dict.fromkeys(tables.open, stored.state.number))
+        named = self._place.path_of if self._place.is_local else self._place.uri_of
+        files = {
+            name: tuple(sorted(map(named, table.live()))) for name, table in tables.open.items()
+        }
+        return replace(found, files=files)
+
+    def target(self, stream_id: str) -> ParquetTarget:
+        """Refuse: plain files keep no side tables."""
+        raise LakeCommandError("a folder of Parquet files keeps no side tables", stream=stream_id)
+
+    def _writer(self, stream_id: str) -> ParquetTarget:
+        return ParquetTarget(self._place, {}, None, ParquetSettings(id=stream_id))
+
+
+ADMIN = ParquetAdmin
