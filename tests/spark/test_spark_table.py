@@ -28,8 +28,7 @@ from headwater.errors import (
 )
 from headwater.spark.catalog_tables import CatalogTables
 from headwater.targets import spark_table_target
-from headwater.targets.spark_table.records import Record, at_mark, fold
-from headwater.targets.spark_table.tables import Name, literal
+from headwater.targets.spark_table.tables import Name, Record, at_mark, fold, literal
 from headwater.testing.conformance.model import Rig, log
 
 VERSION = ".".join(pyspark.__version__.split(".")[:2])

@@ -19,8 +19,8 @@ from headwater.errors import (
     LakeUndoError,
 )
 from headwater.targets.delta import DeltaSettings, DeltaTarget, delta_target, table
-from headwater.targets.lake.authors import Author, Sweeper, file_name
 from headwater.targets.lake.paths import Place
+from headwater.targets.lake.state import Author, Sweeper, file_name
 from headwater.testing.conformance.model import (
     BALANCES,
     KEY,
@@ -354,11 +354,16 @@ def test_who_may_delete_a_file() -> None:
     assert Author.of("part-00000-x.snappy.parquet") is None
     old = name.replace("-e000002", "")
     names = [name, outside, other, old]
-    assert Sweeper("one", 2, inside=False).unnamed(names, []) == [old]
-    assert Sweeper("one", 2, inside=True).unnamed(names, []) == [name, old]
-    assert Sweeper("one", 3, inside=False).unnamed(names, []) == [name, outside, old]
+    beside, inside, later = (
+        Sweeper("one", epoch, inside=inside)
+        for epoch, inside in ((2, False), (2, True), (3, False))
+    )
+    assert list(filter(beside.may_delete, names)) == [old]
+    assert list(filter(inside.may_delete, names)) == [name, old]
+    assert list(filter(later.may_delete, names)) == [name, outside, old]
+    assert beside.may_delete(name, was_removed=True)
+    assert not beside.may_delete(other, was_removed=True)
     for named in (f"file:/x/{name}", f"file:///x/{name}", f"s3://b/x/{name}", f"/x/{name}"):
-        assert name not in Sweeper("one", 9, inside=True).unnamed(names, [named])
         assert file_name(named) == name
 
 

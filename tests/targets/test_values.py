@@ -148,7 +148,7 @@ def test_the_ends_of_every_type_are_committed_and_undone(
     name: str, policy: str, tmp_path: Path, stream: Callable[..., Stream]
 ) -> None:
     make = MAKERS[name](tmp_path)
-    lake = None if name in (*SQL, "clickhouse") else import_extra(name, "ADMIN", ".admin")
+    lake = None if name in (*SQL, "clickhouse") else import_extra(name, "ADMIN", ".target")
     admin = lake and lake(str(tmp_path / "lake"), None, "sync")
     s = stream(make(unrepresentable=policy), admin)
     rows = frame_of(name, 1).num_rows

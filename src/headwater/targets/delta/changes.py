@@ -1,20 +1,35 @@
-"""What batches change of a Delta table: files that come, files that go, and the way back. Pure.
+"""What batches change of a Delta table, and the way back.
 
 Every commit carries the changes of its batches in its metadata, so a rollback needs nothing but the
 newest commits of the log: it removes the files that came and adds those that went, in one commit.
+
+Another engine may compact a table while its newest blocks are hot: then files of orphaned rows are
+not there to be removed, and their rows lie in others, among rows that stay (`by_row`). Which rows
+those are is known exactly, since the files that were rewritten are still on disk; if they are not,
+by the block of each row, as long as their number agrees. Runs on the driver.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headwater.errors import StoredStateError
+from headwater.errors import LakeUndoError, StoredStateError
+from headwater.targets.lake.state import Author, blocks_of, window_stem
+from headwater.targets.lake.table import BLOCK_NUMBER, ROWS
 
+if TYPE_CHECKING:
+    from headwater.targets.delta.stream_table import StreamTable
+
+logger = logging.getLogger("headwater.targets.delta")
 _TEXT = 64  # characters of a text that is worth a place in statistics
 
 
@@ -42,24 +57,16 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Undo:
-    """What one batch, up to a block, added to a table and removed from it; kept for its undo."""
-
-    block: int
-    added: Mapping[str, DataFile]
-    removed: Mapping[str, DataFile]
-
-
-@dataclass(frozen=True, slots=True)
 class Net:
-    """What several changes come to: each file is added, or removed, or neither."""
+    """Files that come and files that go: of the batch up to a `block`, or of several changes."""
 
     added: Mapping[str, DataFile]
     removed: Mapping[str, DataFile]
+    block: int = -1
 
     @classmethod
-    def of(cls, changes: Iterable[Undo]) -> Net:
-        """Return what changes come to, one after the other."""
+    def of(cls, changes: Iterable[Net]) -> Net:
+        """Return what changes come to: each file is added, or removed, or neither."""
         added: dict[str, DataFile] = {}
         removed: dict[str, DataFile] = {}
         for one in changes:
@@ -79,7 +86,7 @@ class Net:
         return bool(self.added or self.removed)
 
 
-def dump_changes(changes: Sequence[Undo]) -> str:
+def dump_changes(changes: Sequence[Net]) -> str:
     """Write changes for the metadata of a commit."""
 
     def rows(files: Mapping[str, DataFile]) -> list[list[object]]:
@@ -89,7 +96,7 @@ def dump_changes(changes: Sequence[Undo]) -> str:
     return json.dumps(found, separators=(",", ":"))
 
 
-def load_changes(text: str) -> list[Undo]:
+def load_changes(text: str) -> list[Net]:
     """Read what `dump_changes` wrote."""
 
     def files(rows: Iterable[Any]) -> dict[str, DataFile]:
@@ -97,7 +104,7 @@ def load_changes(text: str) -> list[Undo]:
 
     try:
         return [
-            Undo(int(block), files(added), files(removed))
+            Net(files(added), files(removed), int(block))
             for block, added, removed in json.loads(text)
         ]
     except (ValueError, TypeError) as error:
@@ -108,37 +115,23 @@ def file_statistics(footer: pq.FileMetaData) -> str:
     """Return what the log keeps of a file's columns: counts, and the ends of numbers and texts."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
-    unknown: set[str] = set()
     nulls: dict[str, int] = {}
-    for group in range(footer.num_row_groups):
-        for index in range(footer.num_columns):
-            column = footer.row_group(group).column(index)
-            name, found = column.path_in_schema, column.statistics
-            if "." in name:
-                continue
-            if found is None or not found.has_null_count:
-                unknown.add(name)
-                continue
-            nulls[name] = nulls.get(name, 0) + found.null_count
-            if not found.has_min_max:
-                if found.num_values:
-                    unknown.add(name)
-                continue
-            ends = (found.min, found.max)
-            if not all(
-                type(one) is int or (type(one) is str and len(one) <= _TEXT) for one in ends
-            ):
-                unknown.add(name)
-                continue
-            low[name] = min(low.get(name, ends[0]), ends[0])
-            high[name] = max(high.get(name, ends[1]), ends[1])
-    found_stats = {
-        "numRecords": footer.num_rows,
-        "minValues": {name: one for name, one in low.items() if name not in unknown},
-        "maxValues": {name: one for name, one in high.items() if name not in unknown},
-        "nullCount": {name: one for name, one in nulls.items() if name not in unknown},
-    }
-    return json.dumps(found_stats, separators=(",", ":"))
+    groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+    for index in range(footer.num_columns if groups else 0):
+        name = groups[0].column(index).path_in_schema
+        found = [group.column(index).statistics for group in groups]
+        if "." in name or not all(one is not None and one.has_null_count for one in found):
+            continue
+        ends = [end for one in found if one.has_min_max for end in (one.min, one.max)]
+        if any(one.num_values and not one.has_min_max for one in found) or not all(
+            type(one) is int or (type(one) is str and len(one) <= _TEXT) for one in ends
+        ):
+            continue
+        nulls[name] = sum(one.null_count for one in found)
+        if ends:
+            low[name], high[name] = min(ends), max(ends)
+    said = {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+    return json.dumps(said, separators=(",", ":"))
 
 
 def flat_statistics(row: Mapping[str, Any]) -> str:
@@ -155,3 +148,112 @@ def flat_statistics(row: Mapping[str, Any]) -> str:
             if column.startswith(prefix) and type(one) in (int, str)
         }
     return json.dumps(found, separators=(",", ":"))
+
+
+# --- rows of files that others have rewritten -----------------------------------------------------
+
+
+class OrphanRows:
+    """Rows to be found and taken out, each as often as it is there."""
+
+    def __init__(self, tables: Iterable[pa.Table]) -> None:
+        self._left: Counter[str] = Counter()
+        for table in tables:
+            self._left.update(_texts(table))
+
+    @property
+    def missing(self) -> int:
+        """How many rows have not been found yet."""
+        return self._left.total()
+
+    def take_out(self, rows: pa.Table, near: pa.ChunkedArray | None = None) -> pa.Table | None:
+        """Return the rows that stay; None if all of them do. `near` is true where one may not."""
+        if near is None:
+            places: Sequence[int] = range(rows.num_rows)
+        else:
+            places = pc.indices_nonzero(near).to_pylist()
+        gone = []
+        chosen = rows.take(pa.array(places, pa.int64()))
+        for place, text in zip(places, _texts(chosen), strict=True):
+            if self._left[text] > 0:
+                self._left[text] -= 1
+                gone.append(place)
+        if not gone:
+            return None
+        return _without(rows, gone)
+
+
+class OrphanBlocks:
+    """Rows above a block, of which the number is known, to be found and taken out."""
+
+    def __init__(self, column: str, number: int, rows: int) -> None:
+        self._column, self._number, self.missing = column, number, rows
+
+    def take_out(self, rows: pa.Table, near: pa.ChunkedArray | None = None) -> pa.Table | None:
+        """Return the rows that stay; None if all of them do."""
+        above = pc.greater(rows.column(self._column), self._number)
+        gone = pc.indices_nonzero(pc.fill_null(above, False)).to_pylist()
+        self.missing -= len(gone)
+        return _without(rows, gone) if gone else None
+
+
+def _without(rows: pa.Table, places: Sequence[int]) -> pa.Table:
+    everything = pa.array(range(rows.num_rows), pa.int64())
+    return rows.filter(pc.invert(pc.is_in(everything, pa.array(places, pa.int64()))))
+
+
+def _texts(rows: pa.Table) -> Iterable[str]:
+    """Yield a text per row, the same for the same values: NaN equals itself, 0.0 is not -0.0."""
+    columns = [rows.column(name) for name in sorted(rows.column_names)]
+    for batch in pa.table(columns, names=sorted(rows.column_names)).to_batches(50_000):
+        values = [column.to_pylist() for column in batch.columns]
+        yield from map(repr, zip(*values, strict=True))
+
+
+def by_row(
+    table: StreamTable, net: Net, lost: Sequence[DataFile], number: int, author: Author
+) -> Net:
+    """Add to a way back that rows of files which others have rewritten are taken out."""
+    orphans: OrphanRows | OrphanBlocks
+    by_block = BLOCK_NUMBER in table.columns.names
+    if all(table.is_there(one.path) for one in lost):
+        orphans = OrphanRows(table.read([one]) for one in lost)
+    elif by_block and not net.added:
+        orphans = OrphanBlocks(BLOCK_NUMBER, number, sum(one.rows for one in lost))
+    else:
+        raise LakeUndoError(
+            "others have rewritten files of blocks that are not final, and deleted what they were",
+            table=table.name,
+            block=number,
+        )
+    ends = [end for one in lost for end in one.ends(BLOCK_NUMBER)]
+    known = by_block and all(type(end) is int for end in ends)
+    wanted = (min(ends), max(ends)) if known else None
+    added, removed = dict(net.added), dict(net.removed)
+    stays = {path: one for path, one in table.live().items() if path not in removed}
+    for path, file in {**stays, **added}.items():
+        if not orphans.missing:
+            break
+        if wanted is not None and not table.may_hold(file, {BLOCK_NUMBER: wanted}):
+            continue
+        rows = table.read([file])
+        near = None
+        if wanted is not None:
+            block = rows.column(BLOCK_NUMBER)
+            near = pc.and_(pc.greater_equal(block, wanted[0]), pc.less_equal(block, wanted[1]))
+        others = orphans.take_out(rows, near)
+        if others is None:
+            continue
+        if added.pop(path, None) is None:
+            removed[path] = file
+        if others.num_rows:
+            stem = window_stem(author, max(blocks_of(path)[0], 0), number)
+            plan = table.plan(table.columns, stem)
+            added |= map(table.data_file, plan.write(others.to_batches(ROWS)))
+    if orphans.missing:
+        raise LakeUndoError(
+            "rows of blocks that are not final have been rewritten, and are not found",
+            table=table.name, block=number, rows=orphans.missing,
+        )  # fmt: skip
+    logger.warning("table.back_by_row table=%s block=%d files=%d", table.name, number, len(lost))
+    return Net(added, removed)

@@ -36,14 +36,12 @@ from headwater.errors import (
 from headwater.targets.delta.changes import (
     DataFile,
     Net,
-    Undo,
+    by_row,
     dump_changes,
     file_statistics,
     flat_statistics,
     load_changes,
 )
-from headwater.targets.delta.rewritten import by_row
-from headwater.targets.lake.authors import Author, slug
 from headwater.targets.lake.columns import check_columns, conformed, lake_schema
 from headwater.targets.lake.files import (
     FilePlan,
@@ -53,7 +51,7 @@ from headwater.targets.lake.files import (
 )
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.settings import DeltaSettings, LakeSettings, Table
-from headwater.targets.lake.state import BLOCK, EPOCH, StoredStream, position
+from headwater.targets.lake.state import BLOCK, EPOCH, Author, StoredStream, position, slug
 from headwater.targets.lake.table import BLOCK_NUMBER, Change, LakeTable, TableRewritten
 
 CHANGES = "headwater.changes"
@@ -77,7 +75,7 @@ class StreamTable(LakeTable[DataFile]):
         super().__init__()
         self.declared, self.place, self.name = declared, place, declared.name
         self.key = declared.key
-        self.undo: list[Undo] = []  # of blocks that a fork may take, oldest first
+        self.undo: list[Net] = []  # of blocks that a fork may take, oldest first
         self._handle = handle
         self._app = app
         self._version = handle.transaction_version(app) or 0
@@ -226,7 +224,7 @@ class StreamTable(LakeTable[DataFile]):
 
     def commit(self, several: Sequence[Change[DataFile]], stored: StoredStream) -> None:
         """Commit what batches change, and how each of them is undone."""
-        undo = [Undo(one.state.number, one.added, one.removed) for one in several]
+        undo = [Net(one.added, one.removed, one.state.number) for one in several]
         self.write(Net.of(undo), self._said_of(stored), undo)
         self.undo += undo
 
@@ -240,7 +238,7 @@ class StreamTable(LakeTable[DataFile]):
         self,
         net: Net,
         said: Mapping[str, str],
-        changes: Sequence[Undo] = (),
+        changes: Sequence[Net] = (),
         *,
         changed: bool = True,
         fenced: bool = True,

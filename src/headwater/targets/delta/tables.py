@@ -24,10 +24,9 @@ from headwater.errors import (
 )
 from headwater.targets.delta.changes import DataFile
 from headwater.targets.delta.stream_table import CHANGES, KEEP_LOG, LEAD, LOG, StreamTable
-from headwater.targets.lake.authors import slug
 from headwater.targets.lake.paths import Place
 from headwater.targets.lake.settings import Table, check_folder_name
-from headwater.targets.lake.state import STATE, STREAM, StoredStream
+from headwater.targets.lake.state import STATE, STREAM, StoredStream, slug
 from headwater.targets.lake.table import Announce, LakeTables, Lead
 
 _DELTA_OPTIONS = {
@@ -37,9 +36,6 @@ _DELTA_OPTIONS = {
     "s3.secret-access-key": "AWS_SECRET_ACCESS_KEY",
     "s3.session-token": "AWS_SESSION_TOKEN",
 }
-
-
-_ATTEMPTS = 5  # at a table that an earlier writer still commits to
 
 
 class StreamTables(LakeTables[DataFile]):
@@ -59,12 +55,8 @@ class StreamTables(LakeTables[DataFile]):
         *,
         automatic: bool = True,
     ) -> None:
+        super().__init__(stream_id, declared, announce, automatic=automatic)
         self.place = place
-        self.stream_id = stream_id
-        self.open = {}
-        self.declared = declared
-        self._announce = announce
-        self.automatic = automatic
         self._app = f"headwater/{stream_id}"  # the stream as Delta's transactions name it
         self._own = f"_headwater/{slug(stream_id)}/state"  # leads until a table has rows
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from headwater.core.callbacks import Callback
 from headwater.core.several import Several
 from headwater.errors import InvalidOptionError
 from headwater.targets.database import OnData
@@ -31,7 +30,6 @@ from headwater.targets.lake.table import LakeTables
 from headwater.targets.lake.target import LakeTarget
 from headwater.targets.lake.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate, plan_aggregates
-from headwater.targets.values import check_policy
 
 
 class DeltaTarget(LakeTarget[DataFile]):
@@ -81,11 +79,11 @@ def delta_target(
                 "pipeline",
                 table=one.name,
             )
-    callback = Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx")
-    policy = check_policy(unrepresentable)
     place = Place.of(path, options)
     check_spelling(str(place.local_path) if place.is_local else "")
-    return DeltaTarget(place, declared, callback, settings or DeltaSettings(), policy, plans)
+    return DeltaTarget(
+        place, declared, on_data, settings or DeltaSettings(), unrepresentable, plans
+    )
 
 
 class DeltaAdmin(LakeAdmin[DataFile]):

@@ -34,8 +34,7 @@ from headwater.targets.iceberg.inner import (
     write_manifest_list,
 )
 from headwater.targets.iceberg.inner import update as _update
-from headwater.targets.lake.authors import Author, slug
-from headwater.targets.lake.state import BLOCK, EPOCH, HASH, STREAM
+from headwater.targets.lake.state import BLOCK, EPOCH, HASH, STREAM, Author, slug
 
 SMALL_MANIFEST = 1 << 20  # of bytes: those below are merged
 MANIFESTS = 32  # of a snapshot; the next one merges the small ones

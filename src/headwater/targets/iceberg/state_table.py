@@ -25,9 +25,8 @@ from headwater.targets.iceberg.catalog import create_namespace
 from headwater.targets.iceberg.inner import DataFile
 from headwater.targets.iceberg.snapshots import TableChange, properties_of
 from headwater.targets.iceberg.stream_table import PROPERTIES, place_of
-from headwater.targets.lake.authors import slug
 from headwater.targets.lake.paths import Place
-from headwater.targets.lake.state import STREAM, StoredStream
+from headwater.targets.lake.state import STREAM, StoredStream, slug
 from headwater.targets.lake.table import Change, Lead
 
 _SCHEMA = Schema(NestedField(field_id=1, name="stream_id", field_type=StringType(), required=False))

@@ -47,7 +47,6 @@ from headwater.targets.iceberg.snapshots import (
     newest_epoch,
     properties_of,
 )
-from headwater.targets.lake.authors import slug
 from headwater.targets.lake.columns import as_of_today, check_columns, lake_schema
 from headwater.targets.lake.files import FilePlan, WrittenFile
 from headwater.targets.lake.paths import CatalogPlace
@@ -60,6 +59,7 @@ from headwater.targets.lake.state import (
     STREAM,
     StoredStream,
     position,
+    slug,
 )
 from headwater.targets.lake.table import Change, LakeTable, TableRewritten
 

@@ -30,14 +30,11 @@ from headwater.targets.lake.settings import IcebergSettings, Table
 from headwater.targets.lake.state import STREAM, StoredStream
 from headwater.targets.lake.table import Announce, LakeTable, LakeTables, Lead
 
-_ATTEMPTS = 5  # at a table that others change
-
 
 class StreamTables(LakeTables[DataFile]):
     """The declared tables of one stream, by name. `owned`: the catalog is closed with them."""
 
     open: dict[str, StreamTable]  # type: ignore[assignment]
-    automatic = False
 
     def __init__(
         self,
@@ -49,15 +46,12 @@ class StreamTables(LakeTables[DataFile]):
         *,
         owned: bool = True,
     ) -> None:
+        super().__init__(stream_id, declared, announce, automatic=False)
         self._catalog = catalog
         self._namespace = settings.namespace
         self._settings = settings
-        self._announce = announce
         self._owned = owned
         self._ours = {STREAM: stream_id, NAMESPACE: settings.namespace}
-        self.stream_id = stream_id
-        self.declared = declared
-        self.open = {}
         self.state = StateTable(catalog, settings.namespace, stream_id, self._ends)
 
     def load(self) -> StoredStream | None:

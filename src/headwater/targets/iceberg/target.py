@@ -12,7 +12,6 @@ from pathlib import Path
 from pyiceberg.catalog import Catalog
 
 from headwater.core import BlockCursor, PipeState
-from headwater.core.callbacks import Callback
 from headwater.core.several import Several
 from headwater.errors import InvalidOptionError
 from headwater.targets.database import OnData
@@ -21,7 +20,6 @@ from headwater.targets.iceberg.inner import DataFile
 from headwater.targets.iceberg.stream_table import NAMESPACE as STATE_IN
 from headwater.targets.iceberg.tables import StreamTables
 from headwater.targets.lake.admin import LakeAdmin, LakeMoment
-from headwater.targets.lake.authors import slug
 from headwater.targets.lake.settings import (
     NAME,
     NAMESPACE,
@@ -30,12 +28,11 @@ from headwater.targets.lake.settings import (
     Table,
     declared_tables,
 )
-from headwater.targets.lake.state import STREAM
+from headwater.targets.lake.state import STREAM, slug
 from headwater.targets.lake.table import LakeTables
 from headwater.targets.lake.target import LakeTarget
 from headwater.targets.lake.tx import Tx
 from headwater.targets.sql.aggregates import Aggregate, plan_aggregates
-from headwater.targets.values import check_policy
 
 
 class IcebergTarget(LakeTarget[DataFile]):
@@ -83,10 +80,10 @@ def iceberg_target(
     for name in declared:
         if not NAME.fullmatch(name):
             raise InvalidOptionError("a table is named `name` or `namespace.name`", got=repr(name))
-    callback = Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx")
-    policy = check_policy(unrepresentable)
     named = catalog if isinstance(catalog, Catalog) else CatalogName.of(catalog)
-    return IcebergTarget(named, declared, callback, settings or IcebergSettings(), policy, plans)
+    return IcebergTarget(
+        named, declared, on_data, settings or IcebergSettings(), unrepresentable, plans
+    )
 
 
 _DEFAULT = f"{NAMESPACE}."  # of tables that are named without a namespace

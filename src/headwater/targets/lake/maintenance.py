@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Generic
 
 from headwater.errors import LakeForeignWriteError
-from headwater.targets.lake.authors import (
+from headwater.targets.lake.settings import LakeSettings, TableSettings
+from headwater.targets.lake.state import (
     Author,
+    StoredStream,
     Sweeper,
     blocks_of,
     file_name,
     slug,
     window_stem,
 )
-from headwater.targets.lake.settings import LakeSettings, TableSettings
-from headwater.targets.lake.state import StoredStream
 from headwater.targets.lake.table import (
     ATTEMPTS,
     ROWS,
@@ -131,8 +131,7 @@ class Maintenance(Generic[File]):
         free = [one for one in aged if sweeper.is_own(one) and file_name(one) not in kept]
         self._check()
         rested = table.rested(free, self.settings)
-        removed = {name for name, is_removed in aged.items() if is_removed}
-        gone = sweeper.unnamed(rested, kept, removed)
+        gone = [one for one in rested if sweeper.may_delete(one, was_removed=aged[one])]
         self._check()
         for name in gone:
             self.announce(f"sweep {table.name}")

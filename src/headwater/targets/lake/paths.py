@@ -166,10 +166,6 @@ class Place:
         """Return a directory in this one."""
         return Place(f"{self.uri}/{name.strip('/')}", self.options)
 
-    def at(self, uri: str) -> Place:
-        """Return another directory that is reached with the same options."""
-        return Place.of(uri, dict(self.options.reveal()))
-
     def uri_of(self, name: str) -> str:
         """Return the whole address of a file, as lake formats store it."""
         return f"{self.uri}/{name}"

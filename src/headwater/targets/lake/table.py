@@ -256,13 +256,19 @@ class LakeTables(ABC, Generic[File]):
     """The tables of one stream in one place, and what is stored of it. `open` are those that exist.
 
     Made for a target, which takes the stream over, or to be looked at and maintained from outside.
+    `automatic` tables need no declaration.
     """
 
-    stream_id: str
-    declared: Mapping[str, Table]
-    automatic: bool  # whether tables need no declaration
-    open: dict[str, LakeTable[File]]
     changes: ClassVar[bool] = True  # whether rows that were committed can be replaced
+
+    def __init__(
+        self, stream_id: str, declared: Mapping[str, Table], announce: Announce, *, automatic: bool
+    ) -> None:
+        self.stream_id = stream_id
+        self.declared = declared
+        self.automatic = automatic
+        self.open: dict[str, LakeTable[File]] = {}
+        self._announce = announce
 
     @abstractmethod
     def load(self) -> StoredStream | None:

@@ -20,6 +20,7 @@ from headwater.core.callbacks import Callback
 from headwater.core.rooms import Policy
 from headwater.errors import EvolveError, LakeDiskFullError, LakeForeignWriteError
 from headwater.targets.contract import Capabilities, Delivery, Scope
+from headwater.targets.database import OnData
 from headwater.targets.lake.maintenance import Maintenance
 from headwater.targets.lake.merge import add_aggregates
 from headwater.targets.lake.paths import coded_storage_failures
@@ -35,7 +36,7 @@ from headwater.targets.lake.table import (
 )
 from headwater.targets.lake.tx import Tx
 from headwater.targets.sql.aggregates import Plan
-from headwater.targets.values import Altered
+from headwater.targets.values import Altered, check_policy
 
 SWEEP_S = 86_400.0
 _PASSING = (LakeForeignWriteError, LakeDiskFullError, OSError, EOFError)
@@ -50,9 +51,9 @@ class LakeTarget(LakeStream[File]):
         self,
         place: Any,
         declared: Mapping[str, Table],
-        on_data: Callback | None,
+        on_data: OnData[Tx[File]] | None,
         settings: LakeSettings,
-        policy: Policy = Policy.REPLACE,
+        unrepresentable: str = Policy.REPLACE,
         plans: Sequence[Plan] = (),
     ) -> None:
         super().__init__(settings)
@@ -60,8 +61,8 @@ class LakeTarget(LakeStream[File]):
         self.plans = plans  # the tables that sum up outputs, and how
         self._declared = declared
         self.clock: Callable[[], float] = time.monotonic
-        self.altered = Altered(policy)
-        self._on_data = on_data
+        self.altered = Altered(check_policy(unrepresentable))
+        self._on_data = Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx")
         self._commits = 0
         self._swept = self.clock()
 

@@ -26,12 +26,11 @@ from headwater.errors import (
 from headwater.targets.contract import Scope
 from headwater.targets.frames import executor_rows, to_arrow
 from headwater.targets.lake import merge
-from headwater.targets.lake.authors import Author, slug, window_stem
 from headwater.targets.lake.columns import check_columns, conformed, fitting
 from headwater.targets.lake.files import FilePlan, write_distributed
 from headwater.targets.lake.paths import coded_storage_failures
 from headwater.targets.lake.settings import Table
-from headwater.targets.lake.state import StoredStream
+from headwater.targets.lake.state import Author, StoredStream, slug, window_stem
 from headwater.targets.lake.table import (
     BLOCK_NUMBER,
     Announce,

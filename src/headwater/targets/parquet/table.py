@@ -19,11 +19,10 @@ import pyarrow.parquet as pq
 
 from headwater.core import Batch, BlockCursor
 from headwater.targets.contract import Delivery
-from headwater.targets.lake.authors import blocks_of
 from headwater.targets.lake.columns import check_columns, conformed, lake_schema
 from headwater.targets.lake.files import FilePlan, WrittenFile
 from headwater.targets.lake.settings import LakeSettings, Table
-from headwater.targets.lake.state import StoredStream
+from headwater.targets.lake.state import StoredStream, blocks_of
 from headwater.targets.lake.table import BLOCK_NUMBER, Change, LakeTable
 from headwater.targets.parquet.windows import published
 

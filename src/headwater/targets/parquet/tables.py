@@ -80,11 +80,8 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
         automatic: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.stream_id = stream_id
-        self.open = {}
-        self.declared = declared
+        super().__init__(stream_id, declared, announce, automatic=automatic)
         self.settings = settings
-        self.automatic = automatic
         self.clock = clock
         self.folder = Folder(place, announce)
         self.files = StateFiles(self.folder, stream_id)

@@ -12,9 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
-import pyarrow as pa
-
-from headwater.core.callbacks import Callback
 from headwater.core.several import Several
 from headwater.errors import LakeCommandError
 from headwater.targets.admin import FINAL_ONLY
@@ -35,7 +32,6 @@ from headwater.targets.parquet.state import FOLDER
 from headwater.targets.parquet.table import Part
 from headwater.targets.parquet.tables import ParquetTables
 from headwater.targets.tables import TableOptions
-from headwater.targets.values import check_policy
 
 
 class ParquetTarget(LakeTarget[Part]):
@@ -57,14 +53,6 @@ class ParquetTarget(LakeTarget[Part]):
             uses_frames=self._on_data is not None,
             altered=self.altered.totals,
         )
-
-    def held_rows(self, name: str) -> pa.Table:
-        """Return the rows of a table that are not published yet."""
-        tables = self._folders
-        parts = (one for batch in tables.held for one in batch.parts.get(name, ()))
-        rows = [one.memory for one in parts if one.memory is not None]
-        schema = tables.stored.schemas.get(name, pa.schema([]))
-        return pa.concat_tables([schema.empty_table(), *rows])
 
     def _finish(self) -> None:
         self.recover()
@@ -106,9 +94,8 @@ def parquet_target(
     )
     for name in declared:
         check_folder_name(name)
-    callback = Callback.optional("on_data", on_data, "tx, data", "tx, data, ctx")
-    policy, place = check_policy(unrepresentable), Place.of(dir, options)
-    return ParquetTarget(place, declared, callback, settings or ParquetSettings(), policy)
+    place = Place.of(dir, options)
+    return ParquetTarget(place, declared, on_data, settings or ParquetSettings(), unrepresentable)
 
 
 class ParquetAdmin(LakeAdmin[Part]):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from headwater.errors import ParquetWriterError, UnexplainedFilesError
-from headwater.targets.lake.authors import Author
+from headwater.targets.lake.state import Author
 
 _NAME = re.compile(r"(\d{12,})-(\d{12,})(?:-(\d{4,}))?(?:-e(\d{6,}))?\.parquet")
 _STAGED = re.compile(r"e(\d{6,})-")  # in names of earlier releases

@@ -28,15 +28,15 @@ from headwater.runtime import ALONE, Runtime
 from headwater.targets.contract import Capabilities, Delivery, StoredConfig
 from headwater.targets.database import LEGACY_ID
 from headwater.targets.frames import executor_rows, to_arrow
-from headwater.targets.spark_table.delta import DeltaTable
-from headwater.targets.spark_table.iceberg import TABLE_PROPERTIES, IcebergTable
-from headwater.targets.spark_table.records import Record, at_mark
+from headwater.targets.spark_table.formats import TABLE_PROPERTIES, DeltaTable, IcebergTable
 from headwater.targets.spark_table.tables import (
     ATTEMPTS,
     BLOCK_NUMBER,
     Name,
+    Record,
     StreamTable,
     Write,
+    at_mark,
 )
 
 if TYPE_CHECKING:
