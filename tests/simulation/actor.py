@@ -15,12 +15,13 @@ POLL_S = 0.02
 
 
 class Actor:
-    """Runs `work` in a thread of its own, from one `pause` to the next.
+    """Runs `work` in a thread of its own and of its name, from one `pause` to the next.
 
     `work` calls `pause` where it can be stopped. `run` lets it go on.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self.name = name
         self.is_over = False
         self.failure: BaseException | None = None
         self._work = work
@@ -29,6 +30,11 @@ class Actor:
         self._back = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self._running = False
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether it is the actor that asks."""
+        return threading.current_thread() is self._thread
 
     @property
     def is_blocked(self) -> bool:
@@ -44,7 +50,7 @@ class Actor:
         if self.is_over:
             return True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
             self._thread.start()
         elif not self._running:
             self._go.release()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
@@ -35,7 +37,7 @@ from headwater.targets.admin import open_admin
 from headwater.targets.contract import Delivery
 from headwater.targets.duckdb import DuckDBSettings, duckdb_target
 from headwater.targets.duckdb import table as duckdb_table
-from headwater.targets.duckdb.session import open_session
+from headwater.targets.duckdb.session import _OPEN, Session, open_session
 from headwater.targets.frames import to_arrow
 from headwater.targets.side_rows import PREFIX
 from headwater.targets.sql.history import history_target
@@ -58,6 +60,7 @@ from tests.simulation.tables import (
 from tests.targets.lake_places import Bucket, bucket, started
 
 MEMORY = Path("/dev/shm")
+_TAKES_TURN = Session.transaction.__wrapped__.__code__  # type: ignore[attr-defined]
 SIDE_CHILDREN, SIDE_MISSING = PREFIX + CHILDREN.name, PREFIX + MISSING.name
 
 
@@ -330,6 +333,17 @@ class DuckDBPlace(Place):
             return
         with closing(open_session(self._path, self._settings.config, None, self._path)):
             yield
+
+    def waits_for_lock(self, process: str) -> bool:
+        """Look whether its thread waits for the turn to write, which another one has."""
+        file = _OPEN.get(str(Path(self._path).resolve()))
+        thread = next((one for one in threading.enumerate() if one.name == process), None)
+        if file is None or thread is None:
+            return False
+        frame, turn = sys._current_frames().get(thread.ident or 0), repr(file.turn)
+        if frame is None or frame.f_code is not _TAKES_TURN:
+            return False
+        return turn.startswith("<locked") and f"owner={thread.ident} " not in turn
 
     def admin(self, shape: Shape) -> Any:
         """Open the file as a command would; no writer may have it open."""

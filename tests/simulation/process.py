@@ -31,6 +31,8 @@ from tests.simulation.inbox import Inbox
 from tests.simulation.modules import Module
 from tests.simulation.queries import Query, run_query
 
+PATIENCE = 200  # times that a process sleeps without an event
+
 
 class Call(StrEnum):
     """What the loop was doing with the target."""
@@ -101,7 +103,9 @@ class Process:
         self._call = Call.BETWEEN
         self._armed: Interruption | None = None
         self._left = 0
-        self.actor = Actor(self._live)
+        self._slept = 0  # times, since the last event
+        clock.on_sleep = self._has_slept
+        self.actor = Actor(name, self._live)
 
     @property
     def is_paused(self) -> bool:
@@ -147,7 +151,18 @@ class Process:
             for event in loop.steps():
                 run.on_event(event)
                 self._on_event(event)
+                self._slept = 0
                 self.actor.pause()
+
+    def _has_slept(self, seconds: float) -> None:
+        """Let the world go on while the stream waits: for a portal that is behind, to its end.
+
+        Sleeping takes no time here, so nothing else would end that.
+        """
+        self._slept += 1
+        if self._slept >= PATIENCE and self.actor.has_turn:
+            self._slept = 0
+            self.actor.pause()
 
     def _enter(self, call: Call) -> None:
         """Note what begins, and that it is over; a process may be interrupted in between."""

@@ -54,7 +54,12 @@ class PostgresPlace(Place):
         self.proxy = LossyProxy(str(parts.hostname), int(parts.port or 5432))
         self.schema = f"world_{os.getpid()}_{next(_NUMBERS)}"
         self._by_proxy = self._dsn.replace(f":{parts.port}/", f":{self.proxy.port}/")
-        self._admin = psycopg.connect(self._dsn, autocommit=True, row_factory=psycopg.rows.dict_row)
+        self._admin = psycopg.connect(
+            self._dsn,
+            autocommit=True,
+            row_factory=psycopg.rows.dict_row,
+            options="-c lock_timeout=60s",  # of a paused process: nobody else would end the wait
+        )
 
     def target(self, shape: Shape, process: str, clock: Callable[[], float]) -> Any:
         """Return a target on the schema, by way of the proxy."""
