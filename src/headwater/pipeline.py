@@ -180,11 +180,6 @@ class Pipeline(Generic[Data]):
         self._waits = 0
         self._descents = 0  # in a row, without a block of the portal's that we hold
 
-    def run(self) -> None:
-        """Run until the range is read; without an end, for ever."""
-        for _ in self.steps():
-            pass
-
     def steps(self) -> Generator[Event, None, None]:
         """Run, yielding after each step that changed the target or waited for the portal.
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from headwater.cli import app
 from headwater.cli.status import Standing
 from headwater.cli.target_options import show_rows
-from headwater.stream.verification_report import LeftOut, TableReport, Verification
+from headwater.stream.verification import LeftOut, TableReport, Verification
 from headwater.targets.compare import BlockFinding, KeyFinding
 from headwater.testing import simulated_portal
 from tests.cli.test_run import FILE

@@ -15,13 +15,14 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from headwater.cli.demo.picture import Label, Undone, draw
-from headwater.cli.demo.run import (
+from headwater.cli.demo_run import (
     DEEPEST,
     INTERVAL_S,
     STREAM_ID,
+    Undone,
     Watcher,
     compare,
+    draw,
     make_room,
     plan_forks,
     run_on_portal,
@@ -184,7 +185,7 @@ def test_the_demo_fails_if_the_tables_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is that of the comparison: here the chain is misread on purpose."""
-    monkeypatch.setattr("headwater.cli.demo.run._is_wanted", lambda log: False)
+    monkeypatch.setattr("headwater.cli.demo_run._is_wanted", lambda log: False)
     assert not run_simulated(tmp_path, blocks=60, seconds=1, seed=1, port=0)
     assert "FAILED: the tables are not what the chain says" in capsys.readouterr().out
 
@@ -302,12 +303,21 @@ def test_branches_that_cross_are_drawn_on_lanes_of_their_own(tmp_path: Path) -> 
     assert sizes[-1] > 5000
 
 
-def test_the_label_of_the_newest_fork_is_not_cut_off_at_the_right() -> None:
-    fork = Undone(BlockCursor(40, "0x40"), [BlockCursor(41, "0xb"), BlockCursor(43, "0xd")], 26)
-    label = Label(1, fork, 0.5, 44.5)
-    assert label.text == "fork 2: 26 rows undone"
-    assert label.start < label.end <= 44.5
-    assert Label(1, fork, 0.5, 144.5).start == 40.7
+def test_the_label_of_a_fork_is_not_cut_off_at_either_edge(tmp_path: Path) -> None:
+    chain = [BlockCursor(number, hex(number)) for number in range(2, 44)]
+    forks = [
+        Undone(BlockCursor(safe, hex(safe)), [BlockCursor(safe + 1, f"0x{safe}b")], 26)
+        for safe in (2, 20, 24, 42)
+    ]
+    figure = draw(tmp_path / "a.png", chain, forks, None)
+    (axes,) = figure.axes
+    labels = [text for text in axes.texts if text.get_text().startswith("fork ")]
+    assert [text.get_text() for text in labels] == [
+        f"fork {n}: 26 rows undone" for n in range(1, 5)
+    ]
+    for text in labels:
+        assert axes.bbox.x0 <= text.get_window_extent().x0
+        assert text.get_window_extent().x1 <= axes.bbox.x1
 
 
 # --- what can go wrong ----------------------------------------------------------------------------

@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 from headwater.core import BlockCursor
 from headwater.effects.outbox import Outbox
 from headwater.portal import PortalClient
-from headwater.stream import assemble, portal_decoder
+from headwater.stream import assemble
+from headwater.stream.extensions import MissingBlocks
 from headwater.stream.factory_index import FactoryIndex
 from headwater.stream.micro_batches import _IntoTarget as IntoTarget
-from headwater.stream.missing_blocks import MissingBlocks
 from headwater.stream.portal_run import PortalRun
-from headwater.stream.transformer import Step
+from headwater.stream.user_code import Step
 from headwater.stream.verification import _Plan as VerificationPlan
 from headwater.substreams.cursors import TABLE as CURSORS
 from headwater.substreams.cursors import CursorLog
@@ -223,7 +223,7 @@ BUGS = (
     Bug("a query takes nothing back", IntoTarget, "_take_back", _nothing_taken, KINDS, 29),
     Bug("the cursor of a later block is stored", CursorLog, "rows", _of_the_newest, _SQL, 80),
     Bug("lost blocks are not counted", MissingBlocks, "rows", _uncounted, KINDS, 110),
-    Bug("blocks of a group are one", portal_decoder, "decode_blocks", _all_in_the_last, KINDS, 1),
+    Bug("blocks of a group are one", assemble, "decode_blocks", _all_in_the_last, KINDS, 1),
     Bug("times lose their fractions", encode, "_timestamps", _whole_seconds, ("PostgreSQL",), 121),
     Bug("verify compares no sums", VerificationPlan, "compare_sums", _no_reports, _SQL, 63),
     Bug("what streams share is made by each", ConfigTable, "create", _made_by_each, _SQL, 1),

@@ -23,8 +23,8 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from headwater.errors import LakePathError, NothingStoredError
+from headwater.stream.extensions import MISSING
 from headwater.stream.factory_index import CHILDREN
-from headwater.stream.missing_blocks import MISSING
 from headwater.targets.admin import open_admin
 from headwater.targets.delta import DeltaSettings, delta_target
 from headwater.targets.delta import table as delta_table

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from headwater.core import Flush
 from headwater.pipeline import Event, Pipeline
 from headwater.portal import Clock
+from headwater.runtime import Runtime
 from headwater.stream.run import Opening
 from headwater.stream.substreams import SubstreamsRun, SubstreamsStream, substreams_stream
 from headwater.substreams.client import Reading, SubstreamsClient
@@ -108,7 +109,9 @@ class Module:
         with ExitStack() as stack:
             client = _Client(self.endpoint, stream, clock)
             record = stream._record("module", CollectorRegistry())
-            run = SubstreamsRun(stream, client, Opening.of(target, record, clock=clock))
+            run = SubstreamsRun(
+                stream, client, Opening(target, record, Runtime.of(record, clock=clock))
+            )
             run._messages.receive = _Stepped
             stack.callback(client.close)
             stack.callback(run.stop)

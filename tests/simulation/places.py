@@ -30,8 +30,8 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.core import Batch, BlockCursor, PipeState
+from headwater.stream.extensions import MISSING
 from headwater.stream.factory_index import CHILDREN
-from headwater.stream.missing_blocks import MISSING
 from headwater.targets import MemoryStore, MemoryTarget
 from headwater.targets.admin import open_admin
 from headwater.targets.contract import Delivery

@@ -13,7 +13,7 @@ from headwater import SpanLimits, StopRequested, evm, portal_stream
 from headwater.core import BlockRange
 from headwater.errors import MissingBlocksError
 from headwater.pipeline import Committed, Event
-from headwater.stream.missing_blocks import MISSING, missing_ranges
+from headwater.stream.extensions import MISSING, missing_ranges
 from headwater.targets import clickhouse_target, duckdb_target, postgres_target
 from headwater.targets.admin import open_admin
 from headwater.testing import PortalServer, simulated_portal

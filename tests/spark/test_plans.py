@@ -22,7 +22,7 @@ from headwater.spark.frames import Frame
 from headwater.spark.plans import TransformPlan
 from headwater.spark.versions import arrow_function
 from headwater.stream import Stream
-from headwater.stream.transformer import Step, Transforms
+from headwater.stream.user_code import Step, Transforms
 from headwater.targets import duckdb_target
 from headwater.testing import simulated_portal
 from tests.stream.truth import COLUMNS, transfers

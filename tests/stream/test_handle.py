@@ -17,6 +17,7 @@ from headwater.errors import InvalidOptionError, NetworkError
 from headwater.metrics import StreamRecord
 from headwater.pipeline import Committed, Event, Settled
 from headwater.portal import Timeouts
+from headwater.runtime import Runtime
 from headwater.spark.startup import SparkOfRun
 from headwater.stream import PortalStream, Progress, StreamHandle, portal_stream
 from headwater.stream.owned import Handover
@@ -47,6 +48,11 @@ def stream_of(portal: PortalServer, block_range: Any = 0, **options: Any) -> Por
     options = {"far": 10**9, "poll_interval_s": 0.01, **options}
     outputs = {"transfers": evm.events("erc20.Transfer", range=block_range)}
     return portal_stream(id="transfers", portal=portal.url, outputs=outputs, **options)
+
+
+def opening_of(target: Any) -> Opening:
+    record = StreamRecord("one", registry=CollectorRegistry())
+    return Opening(target, record, Runtime.of(record))
 
 
 class AtHead:
@@ -232,7 +238,7 @@ def test_spark_is_sized_for_dataframes_where_code_behind_the_stream_may_use_them
 
     monkeypatch.setattr("headwater.stream.run.SparkOfRun", Noted)
     for target in several:
-        opening = Opening.of(target, StreamRecord("one", registry=CollectorRegistry()))
+        opening = opening_of(target)
         with stream_of(portal)._opened(opening):
             assert started.pop() is not uses_frames
 
@@ -242,7 +248,7 @@ def test_a_stop_reaches_the_run_that_fills_a_part_and_the_one_that_goes_on_after
 ) -> None:
     stream = stream_of(portal)
     target: MemoryTarget[Any] = MemoryTarget()
-    opening = Opening.of(target, StreamRecord("one", registry=CollectorRegistry()))
+    opening = opening_of(target)
     cancelled: list[object] = []
     monkeypatch.setattr(PortalRun, "cancel", lambda run: cancelled.append(run))
     with stream._running(opening) as run:

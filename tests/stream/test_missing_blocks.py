@@ -23,7 +23,7 @@ from headwater.core import BlockRange
 from headwater.errors import InvalidOptionError, MissingBlocksError, SideTablesError, VerifyError
 from headwater.pipeline import Event, Settled
 from headwater.stream import StreamBatch
-from headwater.stream.missing_blocks import MISSING, missing_ranges
+from headwater.stream.extensions import MISSING, missing_ranges
 from headwater.stream.verification import verify
 from headwater.targets import (
     clickhouse_target,

@@ -91,7 +91,7 @@ def test_timeouts_and_attempts_of_a_stream_reach_executors(monkeypatch: pytest.M
         given.update(named)
         raise SeenError
 
-    monkeypatch.setattr("headwater.stream.portal_decoder.read_span", read_span)
+    monkeypatch.setattr("headwater.stream.assemble.read_span", read_span)
     session: Any = SimpleNamespace(version=pyspark.__version__)
     with (
         simulated_portal(seed=1, blocks=60, finality_depth=5) as portal,

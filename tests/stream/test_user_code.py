@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 from pyspark.sql.functions import udf
 
-from headwater import create_target, duckdb_target, evm, portal_stream
+from headwater import create_target, duckdb_target, evm, history_target, portal_stream
+from headwater.changes import TableSchema, add, from_columns
 from headwater.errors import EvolveError, InvalidOptionError, MessageRowsError
 from headwater.stream.user_code import failure_text, headline
 from headwater.testing import PortalServer, simulated_portal
@@ -172,6 +174,31 @@ def test_a_stream_that_fails_before_it_knows_its_cursor_names_no_block(
     with pytest.raises(Exception, match="E2511"):
         stream_of(portal.url).pipe_to(duckdb_target(letter))
     assert "block -1" not in capsys.readouterr().err
+
+
+def test_a_commit_of_changes_that_fails_says_why_and_where(
+    portal: PortalServer, tmp_path: Path
+) -> None:
+    """A batch of a change log is prepared before it is committed, and has no context then."""
+
+    def counted(data: Any) -> Any:
+        rows = data["transfers"].toArrow()
+        fields = {"n": add("log_index")}
+        changes = from_columns(
+            rows, table="counts", operation="upsert", key=["address"], fields=fields
+        )
+        return {"counts": changes}
+
+    def fail(sql: str) -> None:
+        if "counts" in sql and "INSERT" in sql:
+            raise LookupError("no place is left")
+
+    schema = TableSchema("counts", key=["address"], columns={"address": "text", "n": "integer"})
+    target: Any = history_target(str(tmp_path / "a.duckdb"), tables=[schema])
+    target.on_statement = fail
+    with pytest.raises(LookupError, match="no place is left") as failed:
+        stream_of(portal.url).pipe_batches(counted).pipe_to(target)
+    assert re.match(r"commit: stream 's', blocks \d+\.\.\d+, ", failed.value.__notes__[0])
 
 
 def test_what_a_target_of_ones_own_raises_stays_what_it_is(portal: PortalServer) -> None:

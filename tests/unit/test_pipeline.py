@@ -389,7 +389,7 @@ def test_nothing_after_the_end_of_a_range_is_taken() -> None:
 
 def test_a_reading_may_simply_stop() -> None:
     run = Run([blocks("1")], [], [blocks("2")])
-    run.pipeline.run()
+    list(run.pipeline.steps())
     assert run.rows == "1 2"
 
 
@@ -470,7 +470,7 @@ def test_a_rollback_is_stored_before_anybody_hears_of_it() -> None:
 def test_others_roll_back_after_the_target_and_before_the_stream_resumes() -> None:
     run = Run([fork("5 6b")], [fork("5 6 7")], start=state("5 6 7", "5"), fails_on_fork=True)
     with pytest.raises(ValueError, match="of our own"):
-        run.pipeline.run()
+        list(run.pipeline.steps())
     assert run.state == state("5", "5")  # the target's rollback is its own commit
     assert run.calls == [
         "recover",
@@ -548,7 +548,7 @@ def test_a_portal_that_stays_below_a_final_cursor_is_an_error() -> None:
     start = state("7", "7")
     run = Run(*[[fork("5 6")]] * 3, start=start, patience=2)
     with pytest.raises(LaggingPortalError, match="E1004"):
-        run.pipeline.run()
+        list(run.pipeline.steps())
     assert run.state == start
     assert run.calls[-1] == "close"
 
@@ -573,7 +573,7 @@ def test_an_error_of_the_source_leaves_the_state_untouched(
     start = state("5 6 7", "5")
     run = Run([answer], start=start, patience=0)
     with pytest.raises(error):
-        run.pipeline.run()
+        list(run.pipeline.steps())
     assert run.state == start
     assert run.calls == ["recover", "open at 7", "read after 7", "close"]
 
@@ -582,7 +582,7 @@ def test_an_error_of_the_source_leaves_the_state_untouched(
 def test_a_contradiction_of_finality_is_given_time_and_costs_nothing() -> None:
     start = state("5 6 7", "5")
     run = Run([fork("5b 6b")], [fork("5b 6b")], [blocks("8", "5")], start=start)
-    run.pipeline.run()
+    list(run.pipeline.steps())
     assert run.rows == "8"
     assert run.calls.count("pause") == 2
     assert not [call for call in run.calls if "roll_back" in call]
@@ -591,14 +591,14 @@ def test_a_contradiction_of_finality_is_given_time_and_costs_nothing() -> None:
 def test_a_fork_before_any_block_is_an_error() -> None:
     run = Run([fork("5")])
     with pytest.raises(ForkCursorMissingError, match="E1003"):
-        run.pipeline.run()
+        list(run.pipeline.steps())
     assert run.state == PipeState()
 
 
 def test_blocks_before_an_error_are_kept() -> None:
     run = Run([blocks("1 2", "0"), MalformedLineError("no block")])
     with pytest.raises(MalformedLineError):
-        run.pipeline.run()
+        list(run.pipeline.steps())
     assert run.rows == "1 2"
     assert run.state.cursor == cursors("2")[0]
 
@@ -607,7 +607,7 @@ def test_blocks_before_an_error_are_kept() -> None:
 def test_a_transform_that_fails_keeps_what_was_committed_before(bad_block: str) -> None:
     run = Run([blocks("1 2 3 4", "2")], bad_block=bad_block)
     with pytest.raises(ValueError, match=f"cannot read {bad_block}"):
-        run.pipeline.run()
+        list(run.pipeline.steps())
     assert name(run.state) == str(int(bad_block) - 1)
     assert f"prepare {bad_block}" not in run.calls
     assert run.calls[-1] == "close"
@@ -632,7 +632,7 @@ def test_a_target_that_fails_is_closed_and_its_state_is_the_last_committed(
     ]
     run = Run(*readings, fails_in=fails_in)
     with pytest.raises(OSError, match="the target is gone"):
-        run.pipeline.run()
+        list(run.pipeline.steps())
     assert name(run.state) == kept
     assert run.calls[-1] == "close"
     assert run.calls.count("close") == 1
@@ -642,7 +642,7 @@ def test_a_target_that_fails_is_closed_and_its_state_is_the_last_committed(
 def test_after_an_error_the_loop_can_be_run_again_on_the_same_store() -> None:
     first = Run([blocks("1 2 3", "1")], fails_in="commit 2 at 3")
     with pytest.raises(OSError, match="gone"):
-        first.pipeline.run()
+        list(first.pipeline.steps())
     second = Run([blocks("2 3", "1")], start=first.state)
     second.events()
     assert f"{first.rows} {second.rows}" == "1 2 3"
@@ -651,7 +651,7 @@ def test_after_an_error_the_loop_can_be_run_again_on_the_same_store() -> None:
 
 def test_an_error_of_the_loop_is_the_callers_and_carries_its_code() -> None:
     with pytest.raises(HeadwaterError) as caught:
-        Run([fork("")], start=state("5")).pipeline.run()
+        list(Run([fork("")], start=state("5")).pipeline.steps())
     assert caught.value.code == "E1002"
     assert caught.value.__context__ is None
 
@@ -661,7 +661,7 @@ def test_an_error_of_the_loop_is_the_callers_and_carries_its_code() -> None:
 
 def test_the_target_is_closed_once_at_the_end() -> None:
     run = Run([blocks("1"), END])
-    run.pipeline.run()
+    list(run.pipeline.steps())
     assert run.calls.count("close") == 1
     assert run.calls[-1] == "close"
 
@@ -688,7 +688,7 @@ def test_a_loop_that_never_began_has_nothing_to_close() -> None:
 def test_a_target_that_cannot_be_closed_says_so() -> None:
     run = Run(fails_in="close")
     with pytest.raises(OSError, match="gone in close"):
-        run.pipeline.run()
+        list(run.pipeline.steps())
     assert run.calls[-1] == "close"
 
 
@@ -697,7 +697,7 @@ def test_a_target_that_cannot_be_closed_says_so() -> None:
 )
 def test_no_reading_is_left_open_at_the_end(last: Answer) -> None:
     run = Run([blocks("1 2 3", "1"), last, blocks("9")])
-    run.pipeline.run()
+    list(run.pipeline.steps())
     assert run.source.readings_open == 0
 
 
@@ -716,11 +716,11 @@ def test_a_reading_is_closed_when_the_caller_stops_early() -> None:
 def test_a_reading_is_closed_by_an_error_at_once_and_not_when_the_error_is_forgotten() -> None:
     run = Run([blocks("1 2 3", "1"), END], fails_in="commit 2 at 3")
     with pytest.raises(OSError, match="gone") as caught:
-        run.pipeline.run()
+        list(run.pipeline.steps())
     assert run.source.readings_open == 0, f"{caught.value} still holds a connection"
 
 
 def test_a_lagging_replica_before_a_state_without_history_is_a_coded_error() -> None:
     run = Run(*[[fork("5 6")]] * 6, start=PipeState(cursors("7")[0]))
     with pytest.raises(HeadwaterError):
-        run.pipeline.run()
+        list(run.pipeline.steps())

@@ -26,7 +26,6 @@ from headwater.decode import Output, evm
 from headwater.decode.evm.factory import FOUND_FIELDS
 from headwater.errors import BlockLinkError
 from headwater.query import Query, merge_queries
-from headwater.stream.context import BatchCounts, BatchInfo
 from headwater.stream.factories import Factories, FactoryScan
 from headwater.stream.factory_index import FactoryIndex, factories_of, from_rows, query_children
 from headwater.testing import ChainSim, Network, Selection, SimBlock
@@ -238,9 +237,8 @@ def test_creations_that_are_left_out_are_counted_with_the_batch_that_is_read_nex
         counted.append(found.skipped)
     assert counted == [{"swaps": 0, "factory Made": 2}, {"swaps": 0}]
     factories.note_skipped({made.key: 3})
-    info = BatchInfo(1, lambda: BatchCounts(0, 0, {"swaps": 1}))
-    assert info.with_skipped(factories.take_skipped()).skipped == {"swaps": 1, "factory Made": 3}
-    assert info.with_skipped({}).known() is None
+    assert factories.take_skipped() == {"factory Made": 3}
+    assert factories.take_skipped() == {}
 
 
 def log(made: Any, index: int, topics: list[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ COMMANDS = {
     "demo": ("demo", "demo"),
     "init": ("init", "init"),
     "run": ("run", "run"),
-    "dashboard": ("dashboard", "dashboard"),
+    "dashboard": ("status", "dashboard"),
     "simulate": ("simulate", "simulate"),
     "outbox": ("outbox", "app"),
     "setup": ("setup", "setup"),
@@ -31,8 +31,8 @@ COMMANDS = {
     "rewind": ("cursor", "rewind"),
     "verify": ("verify", "verify"),
     "status": ("status", "status"),
-    "schema": ("schema", "schema"),
-    "maintain": ("maintain", "maintain"),
+    "schema": ("verify", "schema"),
+    "maintain": ("setup", "maintain"),
     "doctor": ("doctor", "doctor"),
 }
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from headwater.cli.target_options import (
-    StateSchema,
-    StateTable,
+    AsJson,
+    Place,
     StreamId,
-    Target,
     Yes,
     confirm,
-    console,
     say,
+    say_json,
     show_rows,
     substreams_module,
+    takes,
 )
 from headwater.core import BlockCursor
 from headwater.errors import CursorMoveError
@@ -28,7 +28,6 @@ from headwater.targets.admin import (
     explain_move,
     explain_reset,
     find_stream,
-    open_admin,
     plan_move,
 )
 
@@ -44,12 +43,12 @@ Force = Annotated[
 
 
 @app.command()
+@takes(Place)
 def show(
-    target: Target,
     stream_id: Annotated[str | None, typer.Option("--id", help="Only this stream.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-    state_schema: StateSchema = None,
-    state_table: StateTable = "sync",
+    as_json: AsJson = False,
+    *,
+    place: Place,
 ) -> None:
     """Show the streams of a database: cursor, finality, how far each can go back, its tables.
 
@@ -62,11 +61,11 @@ def show(
 
         headwater cursor show chain.duckdb --json
     """
-    streams = open_admin(target, schema=state_schema, table=state_table).streams()
+    streams = place.open().streams()
     if stream_id is not None:
         streams = [find_stream(streams, stream_id)]
     if as_json:
-        console().file.write(json.dumps([_document(one) for one in streams]) + "\n")
+        say_json([_document(stream) for stream in streams])
         return
     if not streams:
         say("No stream has stored anything here.")
@@ -81,15 +80,15 @@ def show(
 
 
 @app.command("set")
+@takes(Place)
 def move(
-    target: Target,
     block: Annotated[int, typer.Option("--block", min=0, help="The last block to keep.")],
     stream_id: StreamId,
     block_hash: Annotated[str | None, typer.Option("--hash", help="Its hash, if known.")] = None,
     force: Force = False,
     yes: Yes = False,
-    state_schema: StateSchema = None,
-    state_table: StateTable = "sync",
+    *,
+    place: Place,
 ) -> None:
     """Move a stream's cursor: the next run goes on with the block after it.
 
@@ -105,18 +104,18 @@ def move(
 
         headwater cursor set http://localhost:8123/chain --id usdc-transfers --block 21000000
     """
-    place = open_admin(target, schema=state_schema, table=state_table)
-    _move(place, stream_id, block, block_hash, force=force, yes=yes)
+    admin, stream = place.find(stream_id)
+    _move(admin, stream, block, block_hash, force=force, yes=yes)
 
 
+@takes(Place)
 def rewind(
-    target: Target,
     block: Annotated[int, typer.Option("--to", min=0, help="The last block to keep.")],
     stream_id: StreamId,
     force: Force = False,
     yes: Yes = False,
-    state_schema: StateSchema = None,
-    state_table: StateTable = "sync",
+    *,
+    place: Place,
 ) -> None:
     """Take a stream back to a block: what later blocks did is undone, and they are read again.
 
@@ -131,35 +130,40 @@ def rewind(
 
         headwater rewind postgresql://localhost/chain --id usdc-transfers --to 21000000 --yes
     """
-    place = open_admin(target, schema=state_schema, table=state_table)
-    cursor = find_stream(place.streams(), stream_id).state.cursor
+    admin, stream = place.find(stream_id)
+    cursor = stream.state.cursor
     if cursor is not None and block > cursor.number:
         raise CursorMoveError("a rewind only goes back", wanted=block, cursor=cursor)
-    _move(place, stream_id, block, None, force=force, yes=yes)
+    _move(admin, stream, block, None, force=force, yes=yes)
 
 
 def _move(
-    place: Admin, stream_id: str, block: int, block_hash: str | None, *, force: bool, yes: bool
+    admin: Admin,
+    stream: StreamStatus,
+    block: int,
+    block_hash: str | None,
+    *,
+    force: bool,
+    yes: bool,
 ) -> None:
     """Say what a move does, ask, and do it."""
-    stream = find_stream(place.streams(), stream_id)
     plan = plan_move(stream, block, block_hash, force=force)
     confirm(explain_move(plan, stream), yes=yes)
-    done = place.move(stream_id, block, block_hash=block_hash, force=force)
-    say(f"{stream_id} now stands at {done.state.cursor}.", "green")
+    done = admin.move(stream.id, block, block_hash=block_hash, force=force)
+    say(f"{stream.id} now stands at {done.state.cursor}.", "green")
 
 
 @app.command()
+@takes(Place)
 def reset(
-    target: Target,
     stream_id: StreamId,
     keep_data: Annotated[
         bool, typer.Option("--keep-data", help="Leave the rows of the stream's tables.")
     ] = False,
     force: Force = False,
     yes: Yes = False,
-    state_schema: StateSchema = None,
-    state_table: StateTable = "sync",
+    *,
+    place: Place,
 ) -> None:
     """Forget a stream: cursor, undo data, stored outputs; and empty its tables.
 
@@ -174,11 +178,10 @@ def reset(
 
         headwater cursor reset http://localhost:8123/chain --id usdc-transfers --force
     """
-    place = open_admin(target, schema=state_schema, table=state_table)
-    stream = find_stream(place.streams(), stream_id)
+    admin, stream = place.find(stream_id)
     check_reset(stream.state, force=force)
     confirm(explain_reset(stream, keep_data=keep_data), yes=yes)
-    place.reset(stream_id, force=force, keep_data=keep_data)
+    admin.reset(stream_id, force=force, keep_data=keep_data)
     say(f"{stream_id} begins anew.", "green")
 
 
@@ -251,9 +254,7 @@ def _shown(cursor: BlockCursor | None) -> str:
 
 def _document(stream: StreamStatus) -> dict[str, object]:
     def block(cursor: BlockCursor | None) -> dict[str, object] | None:
-        if cursor is None:
-            return None
-        return {"number": cursor.number, "hash": cursor.hash, "timestamp": cursor.timestamp}
+        return None if cursor is None else asdict(cursor)
 
     state = stream.state
     return {

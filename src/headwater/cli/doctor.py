@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -22,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater import __version__
-from headwater.cli.target_options import console, say
+from headwater.cli.target_options import AsJson, console, say, say_json
 from headwater.dashboard.server import PORT, parse_address
 from headwater.errors import DuckDBFileError, HeadwaterError
 from headwater.portal import PortalClient, Request, Response, RetryPolicy, open_transport
@@ -50,6 +49,11 @@ class Finding:
 Check = Iterator[Finding]
 
 
+def _judged(name: str, good: bool, says: str, fix: str, otherwise: Level = "fail") -> Finding:
+    """Return a finding that needs its remedy only if it is not good."""
+    return Finding(name, "ok", says) if good else Finding(name, otherwise, says, fix)
+
+
 def doctor(
     target: Annotated[
         str | None,
@@ -65,7 +69,7 @@ def doctor(
         PORT
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Start no Spark.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: AsJson = False,
     state_schema: Annotated[
         str | None, typer.Option("--state-schema", help="Schema of the state, if not the default.")
     ] = None,
@@ -94,7 +98,7 @@ def doctor(
         checks.append(("database", lambda: _database(target, state_schema)))
     found = [one for name, check in checks for one in _looked(name, check)]
     if as_json:
-        console().file.write(json.dumps([asdict(one) for one in found]) + "\n")
+        say_json([asdict(one) for one in found])
     else:
         _show(found)
     if any(one.level == "fail" for one in found):
@@ -170,12 +174,9 @@ def _spark() -> Check:
         last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         yield Finding("executors' Python", "fail", last[0], fix)
     else:
-        own = (sys.version_info[:2], __version__)
-        level: Level = "ok" if (tuple(python), found) == own else "fail"
-        shown = ".".join(map(str, python))
-        yield Finding(
-            "executors' Python", level, f"{shown}, headwater {found}", "" if level == "ok" else fix
-        )
+        same = (tuple(python), found) == (sys.version_info[:2], __version__)
+        says = f"{'.'.join(map(str, python))}, headwater {found}"
+        yield _judged("executors' Python", same, says, fix)
     finally:
         if is_own:
             session.stop()
@@ -199,9 +200,10 @@ def _disk(target: str | None) -> Check:
             yield Finding("disk", "fail", f"{name}: {folder} is not there", "create the folder")
             continue
         free = shutil.disk_usage(folder).free
-        level: Level = "ok" if free > LITTLE_SPACE else "warn" if free > NO_SPACE else "fail"
-        fix = "" if level == "ok" else "make room, or choose another folder"
-        yield Finding("disk", level, f"{name}: {free / 2**30:,.0f} GiB free in {folder}", fix)
+        says = f"{name}: {free / 2**30:,.0f} GiB free in {folder}"
+        otherwise: Level = "warn" if free > NO_SPACE else "fail"
+        fix = "make room, or choose another folder"
+        yield _judged("disk", free > LITTLE_SPACE, says, fix, otherwise)
 
 
 def _port(address: str) -> Check:
@@ -257,9 +259,9 @@ def _portal(address: str) -> Check:
             yield Finding("finality", "ok", f"{final.number:,}, {behind:,} blocks below the head")
     if transport.date is not None:
         off = time.time() - parsedate_to_datetime(transport.date).timestamp()
-        level: Level = "ok" if abs(off) <= SKEW_S else "warn"
-        fix = "" if level == "ok" else "set the clock (NTP); lag in seconds is wrong by as much"
-        yield Finding("clock", level, f"{off:+.0f} s against the portal's", fix)
+        says = f"{off:+.0f} s against the portal's"
+        fix = "set the clock (NTP); lag in seconds is wrong by as much"
+        yield _judged("clock", abs(off) <= SKEW_S, says, fix, "warn")
 
 
 # --- the database ---------------------------------------------------------------------------------
@@ -280,8 +282,7 @@ def _duckdb(path: str) -> Check:
     if not file.exists():
         may = file.resolve().parent.is_dir() and os.access(file.resolve().parent, os.W_OK)
         says = f"{file} is not there yet and {'can' if may else 'cannot'} be created"
-        fix = "" if may else "create the folder, or give the right to write it"
-        yield Finding("database", "ok" if may else "fail", says, fix)
+        yield _judged("database", may, says, "create the folder, or give the right to write it")
         return
     try:
         streams = len(open_admin(path).streams())
@@ -291,8 +292,8 @@ def _duckdb(path: str) -> Check:
         return
     yield Finding("database", "ok", f"DuckDB {version('duckdb')}, {streams} streams")
     may = os.access(file, os.W_OK)
-    fix = "" if may else "give the right to write the file and its folder"
-    yield Finding("rights", "ok" if may else "fail", f"may {'' if may else 'not '}write it", fix)
+    says = f"may {'' if may else 'not '}write it"
+    yield _judged("rights", may, says, "give the right to write the file and its folder")
 
 
 def _postgres(address: str, schema: str | None) -> Check:
@@ -314,20 +315,15 @@ def _postgres(address: str, schema: str | None) -> Check:
         )
         .to_pylist()
     )
-    old = row["major"] < OLDEST_POSTGRES
-    yield Finding(
-        "database",
-        "fail" if old else "ok",
-        f"PostgreSQL {row['version']}, wal_level {row['wal']}",
-        f"take PostgreSQL {OLDEST_POSTGRES} or newer" if old else "",
-    )
+    says = f"PostgreSQL {row['version']}, wal_level {row['wal']}"
+    fix = f"take PostgreSQL {OLDEST_POSTGRES} or newer"
+    yield _judged("database", row["major"] >= OLDEST_POSTGRES, says, fix)
     if row["replica"]:
         yield Finding("rights", "fail", "it is a read-only replica", "give the primary's address")
-    elif row["creates"]:
-        yield Finding("rights", "ok", f"may create tables in {name}")
     else:
         fix = f"GRANT CREATE ON SCHEMA {name} TO the user, or run headwater setup as one who may"
-        yield Finding("rights", "fail", f"may not create tables in {name}", fix)
+        says = f"may {'' if row['creates'] else 'not '}create tables in {name}"
+        yield _judged("rights", row["creates"], says, fix)
     if row["durable"] == "off":
         fix = "set synchronous_commit to on: after a crash of the server commits may be gone"
         yield Finding("durability", "warn", "synchronous_commit is off", fix)
@@ -352,10 +348,8 @@ def _clickhouse(address: str, schema: str | None) -> Check:
         except HeadwaterError:  # a server before 24.9 does not know the statement
             yield Finding("rights", "warn", "this server does not tell", "try: headwater setup")
             return
-        if lacking:
-            fix = f"GRANT {', '.join(lacking)} ON {name}.* TO {row['user']}"
-            yield Finding("rights", "fail", f"lacks {', '.join(lacking)}", fix)
-        else:
-            yield Finding("rights", "ok", f"{', '.join(GRANTS)} on {name}")
+        says = f"lacks {', '.join(lacking)}" if lacking else f"{', '.join(GRANTS)} on {name}"
+        fix = f"GRANT {', '.join(lacking)} ON {name}.* TO {row['user']}"
+        yield _judged("rights", not lacking, says, fix)
     finally:
         client.close()

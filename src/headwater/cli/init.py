@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -122,17 +122,8 @@ def init(
 def _texts(template: ProjectTemplate) -> dict[str, str]:
     """Return the files of a project, by name."""
     facts = FACTS[template]
-    values = {
-        "title": facts.title,
-        "subject": facts.subject,
-        "tables": "[" + ", ".join(f'"{one}"' for one in facts.tables) + "]",
-        "network": facts.network,
-        "real_portal": facts.real_portal,
-        "simulate": facts.simulate,
-        "more_environment": facts.more_environment,
-        "more_variables": facts.more_variables,
-        "version": __version__,
-    }
+    tables = "[" + ", ".join(f'"{table}"' for table in facts.tables) + "]"
+    values = {**asdict(facts), "tables": tables, "version": __version__}
     sources = files("headwater.cli").joinpath("templates")
 
     def text(name: str) -> str:

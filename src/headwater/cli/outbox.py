@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.target_options import StateSchema, StateTable, StreamId, Target, say, show_rows
+from headwater.cli.target_options import Place, StreamId, say, show_rows, takes
 from headwater.effects.dead_letters import (
     DEAD_LETTERS,
     DeadLetter,
@@ -14,7 +14,6 @@ from headwater.effects.dead_letters import (
     read_dead_letters,
     replay_dead_letters,
 )
-from headwater.targets.admin import open_admin
 from headwater.targets.side_rows import PREFIX
 
 app = typer.Typer(
@@ -26,11 +25,11 @@ OUTBOXES = outbox_table("").name
 
 
 @app.command()
+@takes(Place)
 def show(
-    target: Target,
     stream_id: StreamId,
-    state_schema: StateSchema = None,
-    state_table: StateTable = "sync",
+    *,
+    place: Place,
 ) -> None:
     """Show how many messages wait, and the dead letters.
 
@@ -39,28 +38,28 @@ def show(
 
         headwater outbox show postgresql://localhost/chain --id usdc-transfers
     """
-    place = open_admin(target, schema=state_schema, table=state_table)
-    held = place.side_tables(stream_id)
+    admin = place.open()
+    held = admin.side_tables(stream_id)
     for name, (count, oldest) in held.items():
         if name.startswith(OUTBOXES):
             since = f", the oldest of block {oldest}" if count else ""
             say(f"{name.removeprefix(OUTBOXES)}: {count} waiting{since}")
     dead: list[DeadLetter] = []
     if DEAD_LETTERS.name in held:
-        dead = read_dead_letters(stream_id, place.read_side_table(stream_id, DEAD_LETTERS))
+        dead = read_dead_letters(stream_id, admin.read_side_table(stream_id, DEAD_LETTERS))
     say(f"{len(dead)} dead letters")
     if dead:
         _print_dead(sorted(dead, key=lambda one: (one.message.block_number, one.message.ordinal)))
 
 
 @app.command()
+@takes(Place)
 def replay(
-    target: Target,
     stream_id: StreamId,
     name: Annotated[str | None, typer.Option(help="Only those of this outbox.")] = None,
     key: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
-    state_schema: StateSchema = None,
-    state_table: StateTable = "sync",
+    *,
+    place: Place,
 ) -> None:
     """Put dead letters back into their outbox; the stream delivers them when it next starts.
 
@@ -69,8 +68,8 @@ def replay(
 
         headwater outbox replay chain.duckdb --id usdc-transfers --name alerts
     """
-    opened = open_admin(target, schema=state_schema, table=state_table).target(stream_id)
-    count = replay_dead_letters(opened, stream_id, name=name, keys=key or None)
+    target = place.open().target(stream_id)
+    count = replay_dead_letters(target, stream_id, name=name, keys=key or None)
     say(f"{count} messages will be delivered again")
 
 

@@ -1,26 +1,33 @@
-"""`headwater setup`: prepare a database before any stream runs."""
+"""`headwater setup` and `headwater maintain`: prepare a database ahead, keep lake tables small."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from headwater.cli.target_options import StateSchema, StateTable, Target, say
+from headwater.cli.target_options import Place, say, takes
 from headwater.effects.dead_letters import DEAD_LETTERS, outbox_table
-from headwater.errors import InvalidOptionError
+from headwater.errors import InvalidOptionError, LakePathError
 from headwater.stream.factory_index import CHILDREN
-from headwater.targets.admin import kind_of, open_admin
+from headwater.targets.admin import kind_of
+from headwater.targets.extras import import_extra
+from headwater.targets.lake.admin import kind_of_lake
+from headwater.targets.lake.paths import Place as LakePlace
+from headwater.targets.lake.settings import DeltaSettings, IcebergSettings, ParquetSettings
 from headwater.targets.schema_file import SchemaFile, read_schema_file
 
+PROPERTIES = "HEADWATER_CATALOG"
+_HOUR = 3600.0
 PASSWORD = "HEADWATER_READER_PASSWORD"
 SIDE_TABLES = (CHILDREN, DEAD_LETTERS)
 
 
+@takes(Place)
 def setup(
-    target: Target,
     schema: Annotated[
         Path | None, typer.Option("--schema", help="Tables to create: a .sql, .json or .toml file.")
     ] = None,
@@ -35,8 +42,8 @@ def setup(
     change_log: Annotated[
         bool, typer.Option("--change-log", help="Also the tables of a history_target.")
     ] = False,
-    state_schema: StateSchema = None,
-    state_table: StateTable = "sync",
+    *,
+    place: Place,
 ) -> None:
     """Create what streams need, and your tables, ahead of the first run.
 
@@ -63,14 +70,13 @@ def setup(
     made up and printed once. The server sees only its hash.
     """
     if reader is not None:
-        _check_has_readers(target)
+        _check_has_readers(place.target)
     asked = SchemaFile() if schema is None else read_schema_file(schema)
-    place = open_admin(target, schema=state_schema, table=state_table)
     side_tables = (*SIDE_TABLES, *map(outbox_table, outbox or ()))
-    created = place.setup(asked, side_tables, change_log=change_log)
+    created = place.open().setup(asked, side_tables, change_log=change_log)
     say(f"Created: {', '.join(created)}." if created else "Everything was there already.")
     if reader is not None:
-        _add_user(target, reader, state_schema, asked)
+        _add_user(place, reader, asked)
 
 
 def _check_has_readers(target: str) -> None:
@@ -85,14 +91,100 @@ def _check_has_readers(target: str) -> None:
         )
 
 
-def _add_user(target: str, name: str, state_schema: str | None, asked: SchemaFile) -> None:
+def _add_user(place: Place, name: str, asked: SchemaFile) -> None:
     from headwater.targets.postgres.dialect import DEFAULT_SCHEMA, TableName
     from headwater.targets.postgres.read_only_user import add_read_only_user
 
-    schemas = {DEFAULT_SCHEMA, state_schema or DEFAULT_SCHEMA}
+    schemas = {DEFAULT_SCHEMA, place.state_schema or DEFAULT_SCHEMA}
     schemas |= {TableName.parse(one.name).schema for one in asked.tables}
     given = os.environ.get(PASSWORD) or None
-    made = add_read_only_user(target, name, password=given, schemas=sorted(schemas))
+    made = add_read_only_user(place.target, name, password=given, schemas=sorted(schemas))
     say(f"{name} {'may now read' if made.created else 'was there, and may read'} all tables.")
     if made.password is not None:
         say(f"Its password, shown only here: {made.password.reveal()}")
+
+
+# --- lakes ----------------------------------------------------------------------------------------
+
+
+def maintain(
+    catalog: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="The directory of an Iceberg catalog, a name that pyiceberg knows, or the folder "
+            "of Delta tables or Parquet files.",
+        ),
+    ] = "",
+    stream_id: Annotated[
+        str | None, typer.Option("--id", help="Only the tables of this stream.")
+    ] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--property",
+            envvar=PROPERTIES,
+            help="name=value of the catalog, instead of a directory, or of the object store that "
+            f"holds Delta tables; may be repeated. In the variable {PROPERTIES} they are separated "
+            "by spaces.",
+        ),
+    ] = None,
+    grace_hours: Annotated[
+        float, typer.Option(help="Files that nothing names are deleted once they are so old.")
+    ] = 24.0,
+    final_snapshots: Annotated[
+        int | None, typer.Option(help="Snapshots of final blocks that stay for time travel.")
+    ] = None,
+) -> None:
+    """Expire snapshots, compact small files and delete files that nothing names.
+
+    Nothing that a fork may go back to is touched. Streams may run meanwhile; they do most of it by
+    themselves, a little between batches.
+
+    Example:
+
+        headwater maintain ./lake
+
+        headwater maintain --property type=rest --property uri=http://catalog:8181
+
+        headwater maintain s3://chain/delta --property s3.region=eu-central-1
+    """
+    given = dict(_pair(one) for one in properties or ())
+    kind = _kind(catalog, given)
+    settings: Any
+    where: Any
+    if kind == "delta":
+        settings, where = DeltaSettings(retention_hours=grace_hours), LakePlace.of(catalog, given)
+    elif kind == "parquet":
+        settings, where = ParquetSettings(), LakePlace.of(catalog, given)
+    else:
+        settings, where = IcebergSettings(grace_s=grace_hours * _HOUR), given or catalog
+        if final_snapshots is not None:
+            settings = replace(settings, final_snapshots=final_snapshots)
+    done = import_extra(kind, "ADMIN", ".target")(where).maintain(stream_id, settings)
+    for name, counts in done.items():
+        say(f"{name}: " + ", ".join(f"{counts.get(one, 0)} {_DONE[one]}" for one in counts))
+    if not done:
+        say("No tables of a stream are here.")
+
+
+_DONE = {"expired": "snapshots expired", "compacted": "files compacted", "swept": "files deleted"}
+
+
+def _kind(path: str, properties: dict[str, str]) -> str:
+    """Return what lies at a path: a folder of Delta tables or of Parquet files, else Iceberg."""
+    if not path:
+        if not properties:
+            raise InvalidOptionError("name a directory, a catalog, or its properties")
+        return "iceberg"
+    try:
+        return kind_of_lake(LakePlace.of(path, properties))
+    except LakePathError:
+        return "iceberg"  # a name that pyiceberg knows, or an error of its own
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise InvalidOptionError("--property takes name=value")
+    return name, value

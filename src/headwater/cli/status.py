@@ -1,29 +1,41 @@
-"""`headwater status`: how far streams are, asked of their database or of their process."""
+"""`headwater status` and `headwater dashboard`: how far streams are, asked of those who know."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode, urlsplit
 
 import typer
+from prometheus_client import CollectorRegistry
 
-from headwater.cli.dashboard import Pipeline
 from headwater.cli.outbox import OUTBOXES
-from headwater.cli.target_options import StateSchema, StateTable, console, say, show_rows
+from headwater.cli.target_options import StateSchema, StateTable, console, say, say_json, show_rows
 from headwater.core import BlockCursor, PipeState
+from headwater.dashboard import Dashboard
 from headwater.dashboard.server import read_note
-from headwater.errors import DuckDBFileError, HeadwaterError, PipelineSilentError
+from headwater.errors import (
+    DuckDBFileError,
+    HeadwaterError,
+    InvalidOptionError,
+    PipelineSilentError,
+)
+from headwater.metrics import StreamRecord
 from headwater.metrics.facts import block_seconds
 from headwater.portal import PortalClient, RetryPolicy
-from headwater.stream.missing_blocks import MISSING, count_missing
+from headwater.stream.extensions import MISSING, count_missing
 from headwater.stream.view import can_draw
 from headwater.targets.admin import Admin, StreamStatus, find_stream, kind_of, open_admin
 
 _RETRY = RetryPolicy(attempts=5)  # three seconds: a person waits for the answer
+_TIMEOUT_S = 3.0
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:]+\]|[\w.-]+):\d{1,5}")
 
 
@@ -195,7 +207,7 @@ def _age(cursor: BlockCursor | None) -> float | None:
 
 def _print(standings: list[Standing], *, as_json: bool) -> None:
     if as_json:
-        console().file.write(json.dumps([asdict(standing) for standing in standings]) + "\n")
+        say_json([asdict(standing) for standing in standings])
         return
     if not standings:
         say("No stream has stored anything here.")
@@ -251,3 +263,101 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:,.0f} {unit}"
     return f"{seconds:,.0f} s"
+
+
+# --- pipelines that serve their streams over HTTP -------------------------------------------------
+
+
+def dashboard(
+    pipelines: Annotated[
+        list[str], typer.Argument(help="Addresses of running pipelines: localhost:9090 …")
+    ],
+    port: Annotated[str, typer.Option("--port", help="Where to serve the page.")] = "9099",
+) -> None:
+    """Show the streams of several pipelines on one page, until Ctrl-C.
+
+    Each pipeline serves its own page already (`pipe_to(target, dashboard=9090)`, or `headwater run
+    --port 9090`); this one asks them all once a second.
+
+        headwater dashboard localhost:9090 localhost:9091
+    """
+    asked = [Pipeline(one) for one in pipelines]
+    with Dashboard(port, streams=lambda: ask_all(asked)) as page:
+        say(f"dashboard: {page.url}")
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            return
+
+
+class Pipeline:
+    """A pipeline that serves its streams at an address."""
+
+    def __init__(self, address: str) -> None:
+        parts = urlsplit(address if "//" in address else f"//{address}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        if not parts.hostname or port is None or parts.scheme not in ("", "http"):
+            raise InvalidOptionError("not the address of a pipeline: host:port", got=address)
+        self.name, self._host, self._port = f"{parts.hostname}:{port}", parts.hostname, port
+
+    def get(self, path: str) -> Any:
+        """Ask the pipeline; raise OSError or ValueError if it does not answer as it should."""
+        connection = HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read())
+        except HTTPException as error:
+            raise OSError(str(error)) from error
+        finally:
+            connection.close()
+
+
+class RemoteStream:
+    """A stream of another process, as the page asks for it."""
+
+    facts = None
+
+    def __init__(self, pipeline: Pipeline, shown: dict[str, Any]) -> None:
+        self.id = f"{shown['id']} @ {pipeline.name}"
+        self.portal, self.status = shown.get("portal", ""), shown["status"]
+        self._pipeline, self._shown = pipeline, shown
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what the pipeline said."""
+        return {**self._shown, "id": self.id}
+
+    def preview(self, rows: int = 5) -> dict[str, Any]:
+        """Ask the pipeline for its latest rows."""
+        try:
+            found = self._pipeline.get(f"/api/preview?{urlencode({'id': self._shown['id']})}")
+        except (OSError, ValueError):
+            return {}
+        return {name: several[:rows] for name, several in found.items()}
+
+    def profiles(self) -> list[Any]:
+        """Return nothing: profiles are shown by the pipeline itself."""
+        return []
+
+
+def ask_all(pipelines: Sequence[Pipeline]) -> Mapping[str, RemoteStream]:
+    """Ask every pipeline for its streams; one that does not answer is shown as failed."""
+    with ThreadPoolExecutor(max_workers=max(1, len(pipelines))) as pool:
+        return {one.id: one for several in pool.map(_ask, pipelines) for one in several}
+
+
+def _ask(pipeline: Pipeline) -> list[RemoteStream]:
+    try:
+        return [RemoteStream(pipeline, one) for one in pipeline.get("/api/streams")]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [RemoteStream(pipeline, _silent(str(error) or type(error).__name__))]
+
+
+def _silent(reason: str) -> dict[str, Any]:
+    """Return what is shown of a pipeline that does not answer."""
+    shown = StreamRecord("?", registry=CollectorRegistry()).snapshot()
+    error = f"the pipeline does not answer: {reason}"
+    return {**shown, "status": "failed", "began": 0, "error": error}

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from importlib import import_module
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.models import ArgumentInfo
 
 from headwater.errors import MissingExtraError
 
-Target = Annotated[
-    str,
-    typer.Argument(
-        envvar="HEADWATER_TARGET",
-        show_envvar=True,
-        help="postgresql://user@host/name, http://user:password@host:8123/name (ClickHouse), or "
-        "the path of a DuckDB file, or the folder of a lake (Iceberg, Delta, Parquet).",
-    ),
+if TYPE_CHECKING:
+    from headwater.targets.admin import Admin, StreamStatus
+
+StreamId = Annotated[str, typer.Option("--id", help="The stream's id.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
+PipelineFile = Annotated[
+    Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="The pipeline file.")
 ]
 StateSchema = Annotated[
     str | None,
@@ -33,51 +36,86 @@ StateSchema = Annotated[
     ),
 ]
 StateTable = Annotated[str, typer.Option("--state-table", help="Table of the state.")]
-StreamId = Annotated[str, typer.Option("--id", help="The stream's id.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@dataclass(slots=True)
+class Place:
+    """A database or a lake, and where the state of streams is kept in it."""
+
+    target: Annotated[
+        str,
+        typer.Argument(
+            envvar="HEADWATER_TARGET",
+            show_envvar=True,
+            help="postgresql://user@host/name, http://user:password@host:8123/name (ClickHouse), "
+            "or the path of a DuckDB file, or the folder of a lake (Iceberg, Delta, Parquet).",
+        ),
+    ]
+    state_schema: StateSchema = None
+    state_table: StateTable = "sync"
+
+    def open(self) -> Admin:
+        """Return what looks at the streams there, and changes them."""
+        from headwater.targets.admin import open_admin
+
+        return open_admin(self.target, schema=self.state_schema, table=self.state_table)
+
+    def find(self, stream_id: str) -> tuple[Admin, StreamStatus]:
+        """Return the same, and the stream of this id."""
+        from headwater.targets.admin import find_stream
+
+        admin = self.open()
+        return admin, find_stream(admin.streams(), stream_id)
 
 
 def takes(*groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of dataclasses; it is handed one of each, by its class's name.
 
-    So commands that take the same options share one place that declares and reads them.
+    So commands that take the same options share one place that declares and reads them. Arguments
+    of a group come before those of the command, options where the command names the group.
     """
+    named = {group.__name__.lower(): group for group in groups}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = {one: get_type_hints(one, include_extras=True) for one in groups}
-
         @wraps(command)
         def call(**given: Any) -> None:
-            made = {
-                one.__name__.lower(): one(
-                    **{each.name: given.pop(each.name) for each in fields(one)}
-                )
-                for one in groups
-            }
-            command(**made, **given)
+            for name, group in named.items():
+                values = {one.name: given.pop(one.name) for one in fields(group)}
+                given[name] = group(**values)
+            command(**given)
 
-        names = {one.__name__.lower() for one in groups}
         own = get_type_hints(command, include_extras=True)
-        parameters = [
-            Parameter(
-                each.name,
-                Parameter.KEYWORD_ONLY,
-                default=Parameter.empty if each.default is MISSING else each.default,
-                annotation=hints[one][each.name],
-            )
-            for one in groups
-            for each in fields(one)
-        ]
-        parameters += [
-            each.replace(kind=Parameter.KEYWORD_ONLY, annotation=own[each.name])
-            for each in signature(command).parameters.values()
-            if each.name not in names
-        ]
+        parameters: list[Parameter] = []
+        for name, parameter in signature(command).parameters.items():
+            if name in named:
+                parameters += _parameters(named[name])
+            else:
+                kind = Parameter.KEYWORD_ONLY
+                parameters.append(parameter.replace(kind=kind, annotation=own[name]))
+        shared = {one.name for group in groups for one in fields(group)}
+        parameters.sort(key=lambda one: not (one.name in shared and _is_argument(one)))
         call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {each.name: each.annotation for each in parameters}
         return call
 
     return decorate
+
+
+def _parameters(group: type[Any]) -> list[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        Parameter(
+            one.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if one.default is MISSING else one.default,
+            annotation=hints[one.name],
+        )
+        for one in fields(group)
+    ]
+
+
+def _is_argument(parameter: Parameter) -> bool:
+    return isinstance(parameter.annotation.__metadata__[0], ArgumentInfo)
 
 
 def console() -> Console:
@@ -88,6 +126,11 @@ def console() -> Console:
 def say(text: str, style: str = "") -> None:
     """Print a line as it is: names of tables may look like markup."""
     console().print(Text(text, style=style))
+
+
+def say_json(document: object) -> None:
+    """Print a document for machines, on one line."""
+    console().file.write(json.dumps(document) + "\n")
 
 
 def show_rows(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

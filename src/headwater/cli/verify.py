@@ -1,8 +1,7 @@
-"""`headwater verify`: compares tables with the portal, by reading the blocks once more."""
+"""`headwater verify` and `headwater schema`: what a pipeline file says of tables, without a run."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,31 +13,27 @@ from rich.text import Text
 
 from headwater.cli.run import read_pipelines
 from headwater.cli.target_options import (
-    StateSchema,
-    StateTable,
-    Target,
-    console,
+    AsJson,
+    PipelineFile,
+    Place,
     say,
+    say_json,
     show_rows,
+    takes,
 )
 from headwater.errors import HeadwaterError, PipelineFileError
 from headwater.stream import PortalStream
-from headwater.stream.verification import SAMPLE_BLOCKS
+from headwater.stream.verification import SAMPLE_BLOCKS, TableReport, Verification
 from headwater.stream.verification import verify as compare
-from headwater.stream.verification_report import TableReport, Verification
-from headwater.targets.admin import open_admin
 from headwater.targets.compare import BlockFinding, KeyFinding
 
 SHOWN = 50
 DIFFERENT, NOT_COMPARED, INCOMPLETE = 1, 2, 3
 
 
+@takes(Place)
 def verify(
-    target: Target,
-    file: Annotated[
-        Path,
-        typer.Argument(exists=True, dir_okay=False, readable=True, help="The pipeline file."),
-    ],
+    file: PipelineFile,
     stream_id: Annotated[
         str | None, typer.Option("--id", help="Which stream, if the file defines several.")
     ] = None,
@@ -57,9 +52,9 @@ def verify(
     final: Annotated[
         bool, typer.Option("--final", help="Only final blocks, which no fork changes meanwhile.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
-    state_schema: StateSchema = None,
-    state_table: StateTable = "sync",
+    as_json: AsJson = False,
+    *,
+    place: Place,
 ) -> None:
     """Compare a stream's tables with the portal: read the blocks once more, and look for holes,
     duplicates, orphans and changed values.
@@ -82,17 +77,15 @@ def verify(
     """  # fmt: skip
     try:
         stream, into = _choose(file, stream_id)
-        place = open_admin(target, schema=state_schema, table=state_table)
         verification = compare(
-            stream, place, target=into, tables=tables or (), first=first, last=last, sample=sample,
-            final=final,
+            stream, place.open(), target=into, tables=tables or (), first=first, last=last,
+            sample=sample, final=final,
         )  # fmt: skip
     except HeadwaterError as error:
         Console(stderr=True, soft_wrap=True).print(Text(str(error), style="red"))
         raise typer.Exit(NOT_COMPARED) from None
     if as_json:
-        document = {"complete": verification.is_complete, **asdict(verification)}
-        console().file.write(json.dumps(document) + "\n")
+        say_json({"complete": verification.is_complete, **asdict(verification)})
     else:
         _show(verification)
     if not verification.is_equal:
@@ -157,3 +150,40 @@ def _show_findings(reports: Sequence[TableReport]) -> None:
 
 def _kind(finding: KeyFinding) -> str:
     return "hole" if finding.hole else "orphan" if finding.orphan else "changed"
+
+
+# --- the outputs ----------------------------------------------------------------------------------
+
+
+def schema(
+    file: PipelineFile,
+    as_json: AsJson = False,
+) -> None:
+    """Show the outputs of a file's streams with their columns and types, as Arrow names them.
+
+    Nothing is run or asked. What transforms make of an output is not known before they run.
+
+        headwater schema transfers.py --json
+    """
+    outputs: list[dict[str, Any]] = [
+        {
+            "stream": stream.id,
+            "output": name,
+            "transformed": bool(stream.steps),
+            "columns": [
+                {"name": column.name, "type": str(column.type)} for column in output.schema
+            ],
+        }
+        for stream, _ in read_pipelines(file)
+        if isinstance(stream, PortalStream)
+        for name, output in stream.outputs.items()
+    ]
+    if as_json:
+        say_json(outputs)
+        return
+    for output in outputs:
+        say(f"{output['stream']}: {output['output']}")
+        show_rows(
+            ("column", "type"),
+            [(column["name"], column["type"]) for column in output["columns"]],
+        )

@@ -16,7 +16,7 @@ from headwater.stream.micro_batches import ForeachBatch, foreach_batch
 from headwater.stream.owned import OwnedTarget, create_target
 from headwater.stream.portal import PortalStream, portal_stream
 from headwater.stream.stream import Stream, pipe_to_iterator
-from headwater.stream.transformer import Transformer
+from headwater.stream.user_code import Transformer
 
 __all__ = [
     "BatchContext",

@@ -7,19 +7,20 @@ again.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headwater import core
 from headwater.core import Batch, BlockCursor, BlockRange, FinalizedWatermark, Head
-from headwater.decode import Decoded
+from headwater.decode import Decoded, decode_blocks, decode_outputs
 from headwater.pipeline import Raw
-from headwater.portal import Clock, Dataset
+from headwater.portal import Clock, Dataset, PortalClient, PortalSource
+from headwater.query import Query
 from headwater.spark.frames import frames
 from headwater.spark.parts import SpanReport
-from headwater.spark.spans import Span
+from headwater.spark.spans import PortalSpan, Span, read_span
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.context import (
     BatchContext,
@@ -30,11 +31,15 @@ from headwater.stream.context import (
     StreamInfo,
     StreamState,
 )
-from headwater.stream.transformer import Frames, Step, Transforms
+from headwater.stream.extensions import MissingBlocks
+from headwater.stream.factories import Factories
+from headwater.stream.user_code import Frames, Step, Transforms
 from headwater.targets.contract import Delivery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from headwater.stream.portal import PortalStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,41 +56,38 @@ class Planned:
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
-class Decoder(Protocol):
+class Decoder(ABC):
     """What a kind of stream makes of its blocks: the one part of assembling that they differ in."""
 
-    @property
-    def ranges(self) -> tuple[BlockRange, ...]:
-        """What is read, in order."""
-        ...
+    ranges: tuple[BlockRange, ...]  # what is read, in order
 
+    @abstractmethod
     def plan(self, batch: Batch[Raw]) -> Planned | None:
         """Return how executors read a batch; None where it is decoded here."""
-        ...
 
+    @abstractmethod
     def decode(self, batch: Batch[Raw]) -> Decoded:
         """Return the tables of every output for the blocks of a batch."""
-        ...
 
     def decode_all(self, batches: Sequence[Batch[Raw]]) -> Iterable[Decoded]:
         """Yield the tables of hot batches that arrived together."""
-        ...
+        return map(self.decode, batches)
 
     def ahead(self, batch: Batch[Raw]) -> Any:
         """Return what the target has prepared of a batch while it arrived."""
-        ...
+        return None
 
+    @abstractmethod
     def asked(self, number: int) -> QueryInfo:
         """Return what was asked for to get a block."""
-        ...
 
     def missing(self, batch: Batch[Raw]) -> tuple[BlockRange, ...]:
         """Return the blocks before a batch that were left out."""
-        ...
+        return ()
 
     def learn(self, span: Span) -> None:
-        """Take note of what a span held."""
-        ...
+        """Take note of what a span held, which sizes the next ones."""
+        return
 
 
 class Assembler:
@@ -151,8 +153,14 @@ class Assembler:
         self._held.append(span)
         if planned.keep:
             span.keep()
-        info = BatchInfo(planned.blocks, partial(_span_counts, span), partial(_known, span))
-        return span.frames, info.with_skipped(planned.skipped) if planned.skipped else info
+
+        def known() -> BatchCounts | None:
+            report = span.known_report
+            return None if report is None else _counts(report, planned.skipped)
+
+        return span.frames, BatchInfo(
+            planned.blocks, lambda: _counts(span.report(), planned.skipped), known
+        )
 
     def several(self, batches: Sequence[Batch[Raw]]) -> Iterator[Batch[Delivery]]:
         """Yield hot batches with the rows that user code made of each.
@@ -203,31 +211,140 @@ class Assembler:
 
 
 def _head_info(batch: Batch[Raw], decoded: Decoded) -> BatchInfo:
-    counts = partial(_head_counts, decoded, size_of(batch))
+    def counts() -> BatchCounts:
+        rows = {name: table.num_rows for name, table in decoded.tables.items()}
+        return _counted(size_of(batch), rows, decoded.skipped, decoded.unlike)
+
     return BatchInfo(len(batch.headers), counts, counts)
 
 
-def _head_counts(decoded: Decoded, size: int) -> BatchCounts:
-    rows = sum(table.num_rows for table in decoded.tables.values())
-    filled = frozenset(name for name, table in decoded.tables.items() if table.num_rows)
-    return BatchCounts(size, rows, decoded.skipped, decoded.unlike, filled)
+def _counts(report: SpanReport, skipped: Mapping[str, int]) -> BatchCounts:
+    """Return what executors counted; `skipped` was left out before they began."""
+    return _counted(report.bytes_read, report.rows, {**report.skipped, **skipped}, report.unlike)
 
 
-def _span_counts(span: Span) -> BatchCounts:
-    return _counts(span.report())
-
-
-def _known(span: Span) -> BatchCounts | None:
-    report = span.known_report
-    return None if report is None else _counts(report)
-
-
-def _counts(report: SpanReport) -> BatchCounts:
-    rows = sum(report.rows.values())
-    filled = frozenset(name for name, count in report.rows.items() if count)
-    return BatchCounts(report.bytes_read, rows, report.skipped, report.unlike, filled)
+def _counted(
+    size: int, rows: Mapping[str, int], skipped: Mapping[str, int], unlike: Mapping[str, int]
+) -> BatchCounts:
+    filled = frozenset(name for name, count in rows.items() if count)
+    return BatchCounts(size, sum(rows.values()), skipped, unlike, filled)
 
 
 def size_of(batch: Batch[Raw]) -> int:
     """Return the bytes of the lines of a batch; 0 of a span, which is not read yet."""
     return 0 if isinstance(batch.data, core.Span) else sum(map(len, batch.data))
+
+
+# --- a portal's blocks: spans that executors read, and lines that are decoded here ----------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run reads: the resolved ranges of each output, and the requests that cover them."""
+
+    ranges: Mapping[str, tuple[BlockRange, ...]]
+    requests: Sequence[tuple[BlockRange, Query]]
+
+    @property
+    def initial(self) -> int:
+        """The first block that any output wants."""
+        return min(one.from_block for ranges in self.ranges.values() for one in ranges)
+
+    def query_at(self, number: int) -> Query:
+        """Return what is asked for a block."""
+        return next(query for block_range, query in self.requests if number in block_range)
+
+
+class PortalDecoder(Decoder):
+    """Makes tables of a portal's batches. `shared`: others than the target read them too.
+
+    Executors read what `client` says is the best source when a span is planned.
+    """
+
+    def __init__(
+        self,
+        stream: PortalStream,
+        plan: Plan,
+        dataset: Dataset | None,
+        spark: SparkOfRun,
+        factories: Factories | None,
+        missing: MissingBlocks | None,
+        client: PortalClient,
+        source: PortalSource,
+        *,
+        shared: bool,
+    ) -> None:
+        self._portal = stream.portal
+        self._client = client
+        self._source = source
+        self._outputs = stream.outputs
+        self._reading = stream.reading
+        self._plan = plan
+        self.ranges = tuple(block_range for block_range, _ in plan.requests)
+        self._dataset = dataset
+        self._spark = spark
+        self._factories = factories
+        self._missing = missing
+        self._keep = shared or not stream.flush.backfill.at_once
+
+    def plan(self, batch: Batch[Raw]) -> Planned | None:
+        """Plan how executors read a span. Its rows are read when they are used."""
+        asked = batch.data
+        if not isinstance(asked, core.Span):
+            return None
+        outputs, query = self._outputs, self._plan.query_at(asked.block_range.from_block)
+        densities, skipped = asked.densities, dict[str, int]()
+        if self._factories is not None:
+            ranges, densities = self._plan.ranges, ()  # what is asked for is another query
+            outputs, query = self._factories.prepare_span(outputs, batch, ranges, query)
+            skipped = self._factories.take_skipped()
+        span = read_span(
+            self._spark,
+            self._client.best_first(self._portal),
+            outputs,
+            self._plan.ranges,
+            query,
+            asked.block_range,
+            dataset=self._dataset,
+            densities=densities,
+            retry=self._reading.retry,
+            timeouts=self._reading.timeouts,
+        )
+        return Planned(span, asked.blocks, self._keep, skipped)
+
+    def decode(self, batch: Batch[Raw]) -> Decoded:
+        """Return the tables of every output for the blocks of a batch."""
+        assert not isinstance(batch.data, core.Span), "a span is planned"
+        if self._factories is not None:
+            return self._factories.decode(self._outputs, batch, self._plan.ranges)
+        return decode_outputs(self._outputs, batch.data, self._plan.ranges)
+
+    def decode_all(self, batches: Sequence[Batch[Raw]]) -> Iterable[Decoded]:
+        """Yield the tables of each, decoded at once where no block changes what the next one is."""
+        lines = {
+            batch.headers[-1].number: batch.data[0]
+            for batch in batches
+            if len(batch.headers) == 1 and not isinstance(batch.data, core.Span) and batch.data
+        }
+        together = None
+        if self._factories is None and len(lines) == len(batches):
+            together = decode_blocks(self._outputs, lines, self._plan.ranges)
+        return super().decode_all(batches) if together is None else together
+
+    def asked(self, number: int) -> QueryInfo:
+        """Return the request that a block was asked for with."""
+        address = str(self._portal)
+        if not self._plan.requests:
+            return QueryInfo(address, "", b"")
+        query = self._plan.query_at(number)
+        return QueryInfo(address, query.query_hash, query.body(number))
+
+    def missing(self, batch: Batch[Raw]) -> tuple[BlockRange, ...]:
+        """Return the blocks before a batch that were left out."""
+        return () if self._missing is None else self._missing.before(batch.headers[-1].number)
+
+    def learn(self, span: Span) -> None:
+        """Tell the source what a span held, so that the next ones keep within their limits."""
+        report = span.known_report
+        if report is not None and isinstance(span, PortalSpan):
+            self._source.learn(span.block_range, report.bytes_read, sum(report.rows.values()))

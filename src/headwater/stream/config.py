@@ -18,9 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from headwater.core import BlockCursor, BlockRange, PipeState
 from headwater.core.codec import dump_cursor, load_cursor
@@ -158,15 +158,13 @@ class Config:
         return {what: ", ".join(sorted(names)) for what, names in found.items() if names}
 
 
-def check_option(given: object, *, evolves: bool = True) -> OnConfigChange:
-    """Return what to do about a change; refuse anything unknown."""
-    known = [one for one in get_args(OnConfigChange) if evolves or one != "evolve"]
-    for one in known:
-        if given == one:
-            return one  # type: ignore[no-any-return]
-    raise InvalidOptionError(
-        f"on_config_change is one of {', '.join(map(repr, known))}", got=repr(given)
-    )
+def check_choice(name: str, given: object, known: Sequence[str]) -> Any:
+    """Return what an option says; refuse anything unknown."""
+    for choice in known:
+        if given == choice:
+            return choice
+    *most, last = (f'"{choice}"' for choice in known)
+    raise InvalidOptionError(f"{name} is {', '.join(most)} or {last}", got=repr(given))
 
 
 def compare_config(
@@ -185,10 +183,15 @@ def compare_config(
         EvolveError: an earlier run has begun to fill or to rename some of them, which has to be
             done first.
     """
+    for stored, reached in _stored(target, state):
+        _compare_config(stored, reached, now, stream_id, how)
+
+
+def _stored(target: Target[Delivery], state: PipeState) -> Iterator[tuple[StoredConfig, PipeState]]:
+    """Yield where each target keeps the definition, and how far it is."""
     for one, reached in branches(target, state):
-        keeps = one.capabilities.config
-        if keeps is not None:
-            _compare_config(keeps.stored_config(), reached, now, stream_id, how)
+        if one.capabilities.config is not None:
+            yield one.capabilities.config.stored_config(), reached
 
 
 def _compare_config(
@@ -254,35 +257,23 @@ def compare_firsts(
     Raises:
         SkippedBlocksError: an output was raised over blocks that it would never be given.
     """
-    for one, reached in branches(target, state):
-        keeps = one.capabilities.config
-        if keeps is not None:
-            _compare_firsts(keeps.stored_config(), reached, firsts, stream_id, unknown)
+    for stored, reached in _stored(target, state):
+        before = Config.load(stored.read() or Config({}).dump())
+        known = before.firsts if reached.cursor is not None else {}
+        for name, first in firsts.items():
+            was = known.get(name, unknown)
+            if reached.cursor is not None and was is not None:
+                check_first(name, reached, first, was, stream_id)
+        kept = {name: min(first, known.get(name, first)) for name, first in firsts.items()}
+        if kept != before.firsts:
+            stored.write(replace(before, firsts=kept).dump())
 
 
 def knows_firsts(target: Target[Delivery], state: PipeState, names: Collection[str]) -> bool:
     """Tell whether each target holds the first block of each of these outputs."""
-    found = [one.capabilities.config for one, _ in branches(target, state)]
-    texts = [None if keeps is None else keeps.stored_config().read() for keeps in found]
-    return all(text is not None and Config.load(text).firsts.keys() >= {*names} for text in texts)
-
-
-def _compare_firsts(
-    stored: StoredConfig,
-    state: PipeState,
-    firsts: Mapping[str, int],
-    stream_id: str,
-    unknown: int | None,
-) -> None:
-    before = Config.load(stored.read() or Config({}).dump())
-    known = before.firsts if state.cursor is not None else {}
-    for name, first in firsts.items():
-        was = known.get(name, unknown)
-        if state.cursor is not None and was is not None:
-            check_first(name, state, first, was, stream_id)
-    kept = {name: min(first, known.get(name, first)) for name, first in firsts.items()}
-    if kept != before.firsts:
-        stored.write(replace(before, firsts=kept).dump())
+    texts = [stored.read() for stored, _ in _stored(target, state)]
+    known = [text is not None and Config.load(text).firsts.keys() >= {*names} for text in texts]
+    return all(known) and len(known) == len(branches(target, state))
 
 
 def check_first(name: str, state: PipeState, first: int, was: int, stream_id: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.core import BlockCursor, BlockRange, Chain, Head
@@ -90,18 +90,6 @@ class BatchInfo:
     known: Callable[[], BatchCounts | None] = field(default=lambda: None, repr=False)
     missing: tuple[BlockRange, ...] = ()
 
-    def with_skipped(self, more: Mapping[str, int]) -> BatchInfo:
-        """Return the same with more that was left out, wherever it was read."""
-
-        def added(found: BatchCounts) -> BatchCounts:
-            return replace(found, skipped={**found.skipped, **more})
-
-        def known() -> BatchCounts | None:
-            found = self.known()
-            return None if found is None else added(found)
-
-        return replace(self, counts=lambda: added(self.counts()), known=known)
-
     @property
     def bytes_size(self) -> int:
         """The bytes of the block lines that were read."""
@@ -161,20 +149,17 @@ class ProgressTracker:
 
     def reached(self, first: int, current: int, last: int | None) -> Progress:
         """Note that the stream stands at `current`; return how far that is, and keep it."""
-        self.last = self._measure(first, current, last)
-        return self.last
-
-    def _measure(self, first: int, current: int, last: int | None) -> Progress:
         self._samples.append((self._clock.monotonic(), current))
         (began, lowest), (now, highest) = self._samples[0], self._samples[-1]
         speed = (highest - lowest) / (now - began) if now > began and highest > lowest else None
-        if last is None:
-            return Progress(first, None, current, None, speed, None)
-        if current >= last:
-            return Progress(first, last, current, 100.0, speed, 0.0)
-        percent = 0.0 if current <= first else 100 * (current - first) / (last - first)
-        eta = None if speed is None else (last - current) / speed
-        return Progress(first, last, current, percent, speed, eta)
+        percent, eta = None, None
+        if last is not None and current >= last:
+            percent, eta = 100.0, 0.0
+        elif last is not None:
+            percent = 0.0 if current <= first else 100 * (current - first) / (last - first)
+            eta = None if speed is None else (last - current) / speed
+        self.last = Progress(first, last, current, percent, speed, eta)
+        return self.last
 
     def went_back(self) -> None:
         """Forget the speed: a rollback would make it negative."""

@@ -23,18 +23,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headwater.core import Batch, BlockCursor, BlockRange, PipeState
-from headwater.core.ranges import RangeSpec, merge_ranges
+from headwater.core.ranges import merge_ranges
 from headwater.errors import EvolveError
 from headwater.runtime import ALONE, Runtime
 from headwater.spark.frames import frames
 from headwater.stream.config import Config, Filling
 from headwater.stream.run import Run
-from headwater.stream.transformer import Frames, Step
+from headwater.stream.user_code import Frames, Step
 from headwater.targets.contract import (
     Capabilities,
     Delivery,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headwater.stream.portal import PortalStream
+    from headwater.stream.portal_run import PortalRun
 
 logger = logging.getLogger("headwater.stream")
 
@@ -142,33 +142,10 @@ def rename(config: Config, renamed: Mapping[str, str]) -> Config:
     )
 
 
-class Filler(Protocol):
-    """The run that is about to begin: it knows the portal, and makes the runs that fill."""
-
-    def blocks_up_to(
-        self, ranges: Sequence[RangeSpec], last: int, first: int | None
-    ) -> tuple[BlockRange, ...]:
-        """Return the blocks of ranges up to the last one. One that begins at the head begins with
-        `first`, or is left out.
-        """
-        ...
-
-    def filling(
-        self,
-        stream: PortalStream,
-        target: Target[Delivery],
-        ranges: Mapping[str, tuple[BlockRange, ...]],
-    ) -> AbstractContextManager[Run]:
-        """Open the run of a stream that reads these blocks, all of them final."""
-        ...
-
-    def filled(self, text: str | None) -> None:
-        """Show how far it is; None at the end."""
-        ...
-
-
-def evolve(stream: PortalStream, target: Target[Delivery], filler: Filler) -> None:
+def evolve(stream: PortalStream, target: Target[Delivery], filler: PortalRun) -> None:
     """Bring what the target holds to the stream's definition; do nothing if it is there already.
+
+    `filler` is the run that is about to begin: it knows the portal, and makes the runs that fill.
 
     Raises:
         EvolveError: the definition differs in another way, or the target cannot do it.
@@ -179,7 +156,7 @@ def evolve(stream: PortalStream, target: Target[Delivery], filler: Filler) -> No
             work.run()
 
 
-def _planned(stream: PortalStream, target: Target[Delivery], filler: Filler) -> _Evolving | None:
+def _planned(stream: PortalStream, target: Target[Delivery], filler: PortalRun) -> _Evolving | None:
     """Return what is to be done to one target; None if nothing is."""
     keeps, history = target.capabilities.config, target.capabilities.history
     state = target.recover()
@@ -207,7 +184,7 @@ class _Evolving:
     target: Target[Delivery]
     history: FillsHistory
     stored: StoredConfig
-    filler: Filler
+    filler: PortalRun
     now: Config
     plan: Evolution
 
@@ -314,7 +291,7 @@ class _Evolving:
         )
         logger.warning("config.filling id=%s outputs=%s to=%s", stream.id, shown, final)
         with self.filler.filling(filled, target, ranges) as run:
-            for event in run.steps(target):
+            for event in run.steps():
                 at = max(event.state.number, 0)
                 self.filler.filled(f"filling {shown}: block {at:,} of {final.number:,}")
 
@@ -351,60 +328,51 @@ def _beside(others: Mapping[str, Any], session: Callable[[], SparkSession]) -> S
     return Step(add)
 
 
+@dataclass
 class _Filled:
     """The target of a run that fills: it has a cursor of its own, kept with the configuration."""
 
-    def __init__(
-        self,
-        target: Target[Delivery],
-        history: FillsHistory,
-        config: Config,
-        ranges: Sequence[BlockRange],
-        *,
-        others: Mapping[str, Any],
-        outputs: Collection[str],
-        replaces: bool,
-        emptied: bool,
-    ) -> None:
-        assert config.filling is not None, "it has begun"
-        self._history = history
-        self._config = config
-        self._filling = config.filling
-        self._ranges = ranges
-        self._others = others
-        self._outputs = outputs
-        self._replaces = replaces
-        self._emptied = emptied
-        cursor = config.filling.cursor
-        self._state = PipeState() if cursor is None else PipeState(cursor, cursor, (cursor,))
-        self._rereads = target.capabilities.rereads
-        self._prepare = target.capabilities.prepare_batch
+    target: Target[Delivery]
+    history: FillsHistory
+    config: Config
+    ranges: Sequence[BlockRange]
+    others: Mapping[str, Any]
+    outputs: Collection[str]
+    replaces: bool
+    emptied: bool
+
+    def __post_init__(self) -> None:
+        assert self.config.filling is not None, "it has begun"
+        self.filling = self.config.filling
+        cursor = self.filling.cursor
+        self.state = PipeState() if cursor is None else PipeState(cursor, cursor, (cursor,))
 
     @property
     def capabilities(self) -> Capabilities[Delivery]:
         """It stores nothing for the stream itself."""
-        return Capabilities(rereads=self._rereads, prepare_batch=self._prepare)
+        can = self.target.capabilities
+        return Capabilities(rereads=can.rereads, prepare_batch=can.prepare_batch)
 
     def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Need no id: the target that is filled has it."""
 
     def recover(self) -> PipeState:
         """Return how far an earlier run has come."""
-        return self._state
+        return self.state
 
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Write the rows, with how far they go."""
         if batches:
             assert state.cursor is not None, "a batch ends in a block"
-            filling = replace(self._filling, cursor=state.cursor)
-            config = replace(self._config, filling=filling)
-            filled, before = [], self._state.number
+            filling = replace(self.filling, cursor=state.cursor)
+            config = replace(self.config, filling=filling)
+            filled, before = [], self.state.number
             for batch in batches:
                 covered = self._covered(before, batch.state.number)
                 filled.append((covered, batch.with_data(self._chosen(batch.data))))
                 before = batch.state.number
-            self._history.fill(filled, config.dump(), replace=self._replaces)
-        self._state = state
+            self.history.fill(filled, config.dump(), replace=self.replaces)
+        self.state = state
 
     def roll_back(self, state: PipeState) -> None:
         """Do nothing: all blocks are final."""
@@ -415,35 +383,35 @@ class _Filled:
 
     def _covered(self, before: int, last: int) -> BlockRange:
         """Return the blocks of a batch: those behind the one before, in the range it belongs to."""
-        if self._emptied:  # rows stay
+        if self.emptied:  # rows stay
             return BlockRange(last + 1, last + 1)
-        own = next(one for one in self._ranges if last in one)
+        own = next(one for one in self.ranges if last in one)
         return BlockRange(max(own.from_block, before + 1), last)
 
     def _chosen(self, delivery: Delivery) -> Delivery:
         """Return the rows to write: those of the outputs' own tables, where rows are replaced."""
-        if not self._replaces and self._history.is_atomic:
-            return replace(delivery, data={**self._others, **delivery.data})
-        missing = sorted(set(self._outputs) - set(delivery.data))
+        if not self.replaces and self.history.is_atomic:
+            return replace(delivery, data={**self.others, **delivery.data})
+        missing = sorted(set(self.outputs) - set(delivery.data))
         if missing:
             raise EvolveError(
                 "the transforms leave no rows under the name of an output that is to be filled",
                 outputs=", ".join(missing),
             )
-        if not self._replaces:
+        if not self.replaces:
             self._check_others(delivery.data)
-        chosen = {name: delivery.data[name] for name in self._outputs}
-        if self._emptied:
+        chosen = {name: delivery.data[name] for name in self.outputs}
+        if self.emptied:
             chosen = {name: to_arrow(frame).slice(0, 0) for name, frame in chosen.items()}
         return replace(delivery, data=chosen)
 
     def _check_others(self, data: Mapping[str, Any]) -> None:
         """Refuse rows of other tables: after a crash nothing would tell them from earlier ones."""
-        for name in sorted(set(data) - set(self._outputs)):
+        for name in sorted(set(data) - set(self.outputs)):
             if any(rows.num_rows for rows in bounded_tables(data[name])):
                 raise EvolveError(
                     "the transforms make rows of another table of an output that is to be filled, "
                     "and this target has no transactions; fill it by a stream with its own id",
                     table=name,
-                    outputs=", ".join(sorted(self._outputs)),
+                    outputs=", ".join(sorted(self.outputs)),
                 )

@@ -1,22 +1,25 @@
 """Extensions of a stream keep rows beside the user's, in side tables of the target.
 
 What an extension stores is committed with the batch it comes from and undone with it, so after a
-crash, a fork or a replay it is what the canonical chain says, like everything else.
+crash, a fork or a replay it is what the canonical chain says, like everything else. One of them is
+here: the count of blocks that a stream had to leave out. Runs on the driver, in the loop's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Literal, Protocol
 
-from headwater.core import Batch, PipeState
+import pyarrow as pa
+
+from headwater.core import Batch, BlockRange, PipeState, block_count, merge_ranges
 from headwater.effects.outbox import Depth, Outbox
 from headwater.errors import SideTablesError
+from headwater.metrics import StreamRecord
+from headwater.portal import NoticeKind, PortalClient
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable, Target
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class Extension(Protocol):
@@ -24,7 +27,8 @@ class Extension(Protocol):
 
     The order is: `start`; then for each batch `rows` and, once it is committed, `advanced`; after a
     fork `rolled_back`; when the range is read `finish`; in the end, on every exit path, `stop`. The
-    target may be read and settled in all of them but `rows` and `stop`.
+    target may be read and settled in all of them but `rows` and `stop`. A class that derives from
+    this one leaves out what it has no use for.
     """
 
     @property
@@ -42,19 +46,19 @@ class Extension(Protocol):
 
     def advanced(self, state: PipeState) -> None:
         """Take note that a state was committed: a batch arrived, or finality may have moved."""
-        ...
+        return
 
     def rolled_back(self, state: PipeState) -> None:
         """Take note that everything above the state's cursor is gone, also from the tables."""
-        ...
+        return
 
     def finish(self, state: PipeState) -> None:
         """Do what is left to do: the range is read. The target is still open."""
-        ...
+        return
 
     def stop(self) -> None:
         """Release what is held. The target may be closed already."""
-        ...
+        return
 
 
 ExtensionMaker = Callable[[str], Extension]  # is given the stream's id
@@ -126,16 +130,135 @@ class Extensions:
             one.finish(state)
 
     def stop(self) -> None:
-        """Stop all of them."""
+        """Stop all of them, the last first, also if one fails."""
         extensions, self._extensions = self._extensions, ()
-        stop_all(list(extensions))
+        with ExitStack() as stack:
+            for one in extensions:
+                stack.callback(one.stop)
 
 
-def stop_all(things: list[Any]) -> None:
-    """Stop everything, the last first, also if one fails; the first failure is raised."""
-    while things:
-        thing = things.pop()
-        try:
-            thing.stop()
-        finally:
-            stop_all(things)
+# --- blocks that a stream had to leave out --------------------------------------------------------
+
+
+OnMissing = Literal["error", "skip"]
+MISSING = SideTable(
+    "missing_blocks",
+    pa.schema([("block_number", pa.int64()), ("ordinal", pa.int64())]),
+    settles=False,
+)
+"""A row for each run of blocks that was left out: the last one, and the first one as `ordinal`."""
+
+
+def missing_ranges(rows: pa.Table) -> tuple[BlockRange, ...]:
+    """Return the blocks that stored rows say were left out, each once."""
+    ends = zip(rows["ordinal"].to_pylist(), rows["block_number"].to_pylist(), strict=True)
+    return merge_ranges(BlockRange(first, last) for first, last in ends)
+
+
+def count_missing(rows: pa.Table) -> int:
+    """Return how many blocks stored rows say were left out."""
+    return sum(map(block_count, missing_ranges(rows)))
+
+
+class MissingBlocks(Extension):
+    """Keeps what one run leaves out; a target of the user's stores none.
+
+    A portal's real-time service keeps a window of blocks that moves on, so what a stream wants next
+    may be gone. Where the user gives such blocks up (`missing_blocks="skip"`), each run of them is
+    a row of a side table: it is committed with the batch that follows, undone with it, and read by
+    `headwater status`. The same reading misses the same blocks, so nothing counts twice.
+    """
+
+    def __init__(self, client: PortalClient, record: StreamRecord) -> None:
+        self._client = client
+        self._record = record
+        self._stored: tuple[BlockRange, ...] = ()
+        self._waiting: tuple[BlockRange, ...] = ()
+        self._told = -1
+        self._cursors: list[int] = []
+
+    def open(self, cursors: Iterable[int]) -> None:
+        """Take note of how far each target of the stream is: it has what others may miss."""
+        self._cursors = sorted(set(cursors))
+
+    def leave_out(self, blocks: Sequence[BlockRange]) -> None:
+        """Note blocks that are given up. Called before the batch that follows them is made."""
+        known = merge_ranges((*self._waiting, *blocks))
+        if known == self._waiting:
+            return
+        self._waiting = known
+        self._client.tell(
+            NoticeKind.LEFT_OUT,
+            "the portal does not have these blocks any more, and no row of them will be written",
+            blocks=", ".join(map(str, blocks)),
+            count=sum(map(block_count, blocks)),
+        )
+
+    def before(self, last: int) -> tuple[BlockRange, ...]:
+        """Return what is left out before the batch that ends with this block; of each run, once."""
+        found = self._due(last)
+        untold = tuple(one for one in found if (one.to_block or 0) > self._told)
+        self._told = max(self._told, last)
+        return untold
+
+    def _due(self, last: int) -> tuple[BlockRange, ...]:
+        return tuple(one for one in self._waiting if (one.to_block or 0) < last)
+
+    @property
+    def tables(self) -> Sequence[SideTable]:
+        """The table of missing blocks."""
+        return (MISSING,)
+
+    def start(self, target: KeepsSideTables, state: PipeState) -> None:
+        """Read what is stored."""
+        self._stored = missing_ranges(
+            target.read_side_table(MISSING.name, up_to_block=state.number)
+        )
+        self._show()
+
+    def rows(self, batch: Batch[Delivery]) -> Mapping[str, pa.Table]:
+        """Return the blocks that were left out before this batch."""
+        found = self._due(batch.headers[-1].number)
+        if not found:
+            return {}
+        self._waiting = tuple(one for one in self._waiting if one not in found)
+        self._stored = merge_ranges((*self._stored, *found))
+        parts = [part for one in found for part in _cut(one, self._cursors)]
+        columns = [[one.to_block for one in parts], [one.from_block for one in parts]]
+        arrays = [pa.array(one, pa.int64()) for one in columns]
+        return {MISSING.name: pa.table(arrays, schema=MISSING.columns)}
+
+    def advanced(self, state: PipeState) -> None:
+        """Show what is committed."""
+        self._show()
+
+    def rolled_back(self, state: PipeState) -> None:
+        """Forget what lies above the cursor: the next reading misses it again, or finds it."""
+        self._waiting, self._told = (), state.number
+        self._stored = tuple(one for one in self._stored if (one.to_block or 0) <= state.number)
+        self._show()
+
+    def _show(self) -> None:
+        self._record.missing(sum(map(block_count, self._stored)))
+
+
+def _cut(blocks: BlockRange, cursors: Sequence[int]) -> list[BlockRange]:
+    """Cut blocks behind the cursors of targets: one that is ahead takes what it misses itself."""
+    starts = [blocks.from_block, *(one + 1 for one in cursors if one + 1 in blocks)]
+    starts = sorted(set(starts))
+    ends = [*(one - 1 for one in starts[1:]), blocks.to_block]
+    return [BlockRange(first, last) for first, last in zip(starts, ends, strict=True)]
+
+
+def check_keeps(target: Target[Delivery], *, is_owned: bool) -> None:
+    """Refuse a target of ours that could not keep the count.
+
+    Raises:
+        SideTablesError: it keeps no side tables.
+    """
+    if target.capabilities.side_tables is None and not is_owned:
+        raise SideTablesError(
+            "missing_blocks='skip' stores what is left out, and the target cannot keep it",
+            target=type(target).__name__,
+            tables=MISSING.name,
+        )

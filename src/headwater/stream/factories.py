@@ -14,7 +14,7 @@ it is of another branch and is not used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -31,6 +31,7 @@ from headwater.errors import BlockLinkError
 from headwater.pipeline import Raw
 from headwater.portal import LeaveOut, PortalClient
 from headwater.query import Query, merge_requests
+from headwater.stream.extensions import Extension
 from headwater.stream.factory_index import CHILDREN, FactoryIndex, query_children
 from headwater.targets.contract import Delivery, KeepsSideTables, SideTable
 
@@ -39,8 +40,8 @@ Ranges = Mapping[str, Sequence[BlockRange]]
 _TRIES = 5  # readings of the creations up to a hot cursor, before it counts as gone
 
 
-class Factories:
-    """Keeps the children of a run in step with it. Implements `Extension`."""
+class Factories(Extension):
+    """Keeps the children of a run in step with it: they are known before they are stored."""
 
     def __init__(
         self,
@@ -53,10 +54,7 @@ class Factories:
     ) -> None:
         self._factories = factories
         self._client = client
-        self._read_span = read_span
-        self._far = far
         self._pause = pause
-        self._leave_out = leave_out
         self._stored = CHILDREN.columns.empty_table()
         self._index = FactoryIndex((), {})
         self._scan = FactoryScan(self._index, client, read_span, far, leave_out)
@@ -81,9 +79,7 @@ class Factories:
         self._index = FactoryIndex(self._factories, starts)
         self._index.load(self._stored)
         self._stored = CHILDREN.columns.empty_table()
-        self._scan = FactoryScan(
-            self._index, self._client, self._read_span, self._far, self._leave_out
-        )
+        self._scan = replace(self._scan, index=self._index)
         ends = [one.to_block for one in ranges]
         self._end = None if None in ends else max(one for one in ends if one is not None)
         self._first = 0 if cursor is not None else min(one.from_block for one in ranges)
@@ -201,18 +197,6 @@ class Factories:
         """Return the children that a batch adds."""
         return {CHILDREN.name: self._index.take_rows(batch.headers[-1].number)}
 
-    def advanced(self, state: PipeState) -> None:
-        """Do nothing: children are known before they are stored."""
-
-    def rolled_back(self, state: PipeState) -> None:
-        """Do nothing: `forget` is called also where nothing is stored."""
-
-    def finish(self, state: PipeState) -> None:
-        """Do nothing: all children are stored."""
-
-    def stop(self) -> None:
-        """Hold nothing."""
-
 
 ReadSpan = Callable[
     [Mapping[str, Output], Mapping[str, tuple[BlockRange, ...]], Query, BlockRange],
@@ -228,6 +212,7 @@ Missing = Mapping[str, tuple[CreationsOutput, BlockRange]]
 _EMPTY_ANSWERS = 3  # answers without blocks before a replica counts as too far behind
 
 
+@dataclass(frozen=True, slots=True)
 class FactoryScan:
     """Completes an index. `far` is the number of blocks from which on executors read them.
 
@@ -235,44 +220,36 @@ class FactoryScan:
     takes note of them: children without a creation would miss all of their rows.
     """
 
-    def __init__(
-        self,
-        index: FactoryIndex,
-        client: PortalClient,
-        read_span: ReadSpan,
-        far: int,
-        leave_out: LeaveOut | None = None,
-    ) -> None:
-        self._index = index
-        self._client = client
-        self._read_span = read_span
-        self._far = far
-        self._leave_out = leave_out
+    index: FactoryIndex
+    client: PortalClient
+    read_span: ReadSpan
+    far: int
+    leave_out: LeaveOut | None = None
 
     def read_final(self, to_block: int) -> None:
         """Learn all creations up to a block that is final."""
-        while missing := self._index.missing(to_block):
+        while missing := self.index.missing(to_block):
             first = self._first(missing, to_block)
             if first > to_block:
                 self._add(missing, [], to_block)
                 continue
             blocks = BlockRange(first, to_block)
-            if to_block - blocks.from_block + 1 < self._far:
+            if to_block - blocks.from_block + 1 < self.far:
                 lines: list[bytes] = []
-                for answer in self._client.read(_union(missing), blocks, finalized=True):
+                for answer in self.client.read(_union(missing), blocks, finalized=True):
                     lines += answer.lines if isinstance(answer, Blocks) else ()
                 self._add(missing, lines, to_block)
                 continue
             ranges = {key: (one,) for key, (_, one) in missing.items()}
             outputs: dict[str, Output] = {key: output for key, (output, _) in missing.items()}
             query = query_children(outputs.values(), to_block)
-            for key, found in self._read_span(outputs, ranges, query, blocks):
-                self._index.add(key, found, to_block)
+            for key, found in self.read_span(outputs, ranges, query, blocks):
+                self.index.add(key, found, to_block)
 
     def read_to(self, cursor: BlockCursor, final: int) -> bool:
         """Learn all creations up to a cursor that may be hot; False if it is not on the chain."""
         self.read_final(min(cursor.number, final))
-        while missing := self._index.missing(cursor.number):
+        while missing := self.index.missing(cursor.number):
             first = self._first(missing, cursor.number)
             if first > cursor.number:
                 self._add(missing, [], cursor.number)
@@ -286,26 +263,26 @@ class FactoryScan:
     def _first(self, missing: Missing, to_block: int) -> int:
         """Return the first block to read, behind what the portal does not have any more."""
         first = min(one.from_block for _, one in missing.values())
-        if self._leave_out is None:
+        if self.leave_out is None:
             return first  # what is missing is refused when it is read
-        oldest = self._client.oldest_block()
+        oldest = self.client.oldest_block()
         if first < oldest:
-            self._leave_out([BlockRange(first, min(oldest - 1, to_block))])
+            self.leave_out([BlockRange(first, min(oldest - 1, to_block))])
         return max(first, oldest)
 
     def _add(self, missing: Missing, lines: list[bytes], to_block: int) -> None:
         entities = read_outputs([(output, [one]) for output, one in missing.values()], lines)
         for key, (output, block_range) in missing.items():
             found = output.decode(entities, [block_range])
-            self._index.skip({key: found.skipped})
-            self._index.add(key, found.table, to_block)
+            self.index.skip({key: found.skipped})
+            self.index.add(key, found.table, to_block)
 
     def _lines_up_to(self, cursor: BlockCursor, query: Query, first: int) -> list[bytes] | None:
         """Return the blocks up to a cursor, if they end in it."""
         lines: list[bytes] = []
         last: BlockCursor | None = None
         empty = 0
-        for answer in self._client.read(query, BlockRange(first, cursor.number)):
+        for answer in self.client.read(query, BlockRange(first, cursor.number)):
             if isinstance(answer, Blocks):
                 lines += answer.lines
                 last = answer.headers[-1].cursor

@@ -17,10 +17,11 @@ Runs on the driver, in the thread of the query.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +31,6 @@ from headwater.core import (
     BlockCursor,
     BlockHeader,
     BlockRange,
-    Chain,
     Head,
     PipeState,
     hot_cursors,
@@ -98,27 +98,12 @@ class MicroBatch:
         return self.rows.drop(*CHANGE_COLUMNS.names)
 
 
-class Writes(Protocol):
-    """Writes micro-batches to one target."""
-
-    def write(self, given: MicroBatch, spark: SparkProvider) -> None:
-        """Write one, unless it is held; it is durable when this returns."""
-        ...
-
-    def close(self) -> None:
-        """Release the target. It may be written again."""
-        ...
-
-    def next_id(self) -> int:
-        """Return the id of the micro-batch that comes next."""
-        ...
-
-
-class ForeachBatch:
+class ForeachBatch(ABC):
     """What `foreachBatch` is given. `output` is the name under which `on_data` finds the rows."""
 
-    def __init__(self, writes: Writes) -> None:
-        self._writes = writes
+    def __init__(self, stream_id: str, output: str) -> None:
+        self._id = stream_id
+        self._output = output
 
     def __call__(self, micro_batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch, unless it is written already. Called by Spark."""
@@ -131,20 +116,59 @@ class ForeachBatch:
             micro_batch.unpersist()
 
     def write(self, given: MicroBatch, spark: SparkProvider) -> None:
-        """Write one micro-batch. After an error the next one finds out anew what is stored."""
+        """Write one micro-batch, unless it is held; it is durable when this returns.
+
+        After an error the next one finds out anew what is stored.
+        """
         try:
-            self._writes.write(given, spark)
+            self._write(given, spark)
         except BaseException:
-            self._writes.close()
+            self.close()
             raise
 
+    @abstractmethod
+    def _write(self, given: MicroBatch, spark: SparkProvider) -> None: ...
+
+    @abstractmethod
     def next_id(self) -> int:
         """Return the id of the micro-batch that comes next: of one who writes without a query."""
-        return self._writes.next_id()
 
+    @abstractmethod
     def close(self) -> None:
-        """Release the target. To be called when the query has ended."""
-        self._writes.close()
+        """Release the target. To be called when the query has ended; it may be written again."""
+
+    def _final_batches(self, given: MicroBatch, state: PipeState) -> list[Batch[Delivery]]:
+        """Return a micro-batch of final blocks as one batch, whose rows may stay on executors.
+
+        None if all is held; without the blocks that are, if the target stands among them.
+        """
+        last, first = given.last, given.first
+        assert last is not None and first is not None, "it inserts something"  # noqa: PT018
+        if state.number == last.number and state.cursor != last.cursor:
+            raise MicroBatchOrderError(
+                "the target holds another final block than the query",
+                holds=state.cursor,
+                given=last,
+            )
+        if state.number >= last.number:
+            return []
+        rows = given.own
+        if first <= state.number:
+            rows = rows_above(rows, number_column(column_names(rows)), state.number)
+            first = state.number + 1
+        head = Head(last.cursor)
+        batch = Batch((last,), head, state.advance((last,), head), (), rows)
+        return [self._with_context(batch, last.number - first + 1, given.count)]
+
+    def _with_context(self, batch: Batch[Any], blocks: int, rows: int) -> Batch[Delivery]:
+        """Return a batch with its delivery. Only a portal knows more than the context is told."""
+        last = batch.headers[-1].cursor
+        state = StreamState(0, None, last, (BlockRange(0),), batch.rollback_chain)
+        progress = Progress(0, None, last.number, None, None, None)
+        info = StreamInfo(None, batch.head, state, progress, QueryInfo("", "", b""))
+        counts = partial(BatchCounts, 0, rows, {})
+        ctx = BatchContext(self._id, info, BatchInfo(blocks, counts, counts))
+        return batch.with_data(Delivery({self._output: batch.data}, ctx))
 
 
 def foreach_batch(
@@ -167,8 +191,8 @@ def foreach_batch(
     check_id(id)
     check_target(target)
     if isinstance(target, OwnedTarget):
-        return ForeachBatch(_IntoOwned(target, id, output))
-    return ForeachBatch(_IntoTarget(target, id, output))
+        return _IntoOwned(target, id, output)
+    return _IntoTarget(target, id, output)
 
 
 # --- a target of ours -----------------------------------------------------------------------------
@@ -184,39 +208,26 @@ class _Change:
     rows: pa.Table
 
 
-class _Made(NamedTuple):
-    """A batch before it has its delivery."""
-
-    headers: tuple[BlockHeader, ...]
-    head: Head
-    state: PipeState
-    hot: Chain
-    frame: Any
-    blocks: int
-    rows: int
-
-
-class _IntoTarget:
+class _IntoTarget(ForeachBatch):
     """Writes micro-batches as batches, each with its id."""
 
     def __init__(self, target: Target[Delivery], stream_id: str, output: str) -> None:
+        super().__init__(stream_id, output)
         self._target = target
-        self._id = stream_id
-        self._output = output
         self._state: PipeState | None = None
         self._log = MicroBatchLog(target, stream_id)
 
-    def write(self, given: MicroBatch, spark: SparkProvider) -> None:
+    def _write(self, given: MicroBatch, spark: SparkProvider) -> None:
         state = self._recovered()
         last = None if given.last is None else given.last.cursor
         if not self._log.is_due(given.id, given.query, last, state):
             return
         if given.is_final:
-            made = _final_batches(given, state)
+            batches = self._final_batches(given, state)
         else:
-            made = self._hot_batches(given, state, spark)
-        if made:
-            self._commit(given.id, made)
+            batches = self._hot_batches(given, state, spark)
+        if batches:
+            self._commit(given.id, batches)
         else:
             self._log.passed(given.id, state)
 
@@ -230,19 +241,20 @@ class _IntoTarget:
 
     def _hot_batches(
         self, given: MicroBatch, state: PipeState, spark: SparkProvider
-    ) -> Sequence[_Made]:
+    ) -> list[Batch[Delivery]]:
         """Take back what is retracted; return a batch for each block that came."""
         rows = given.rows if isinstance(given.rows, pa.Table) else given.rows.toArrow()
         changes = list(_changes(rows)) if given.count else []
         gone = [change.cursor for change in changes if change.sign < 0]
         if any(point in gone for point in (*state.rollback_chain, state.cursor)):
             state = self._take_back(given.id, state, gone)
-        made: list[_Made] = []
+        batches: list[Batch[Delivery]] = []
         for change in changes:
             if change.sign > 0 and change.cursor not in state.landing_points():
-                made.append(_hot_batch(state, change, spark))
-                state = made[-1].state
-        return made
+                batch = _hot_batch(state, change, spark)
+                batches.append(self._with_context(batch, 1, change.rows.num_rows))
+                state = batch.state
+        return batches
 
     def _take_back(self, batch_id: int, state: PipeState, gone: Sequence[BlockCursor]) -> PipeState:
         lowest = min(cursor.number for cursor in gone)
@@ -258,30 +270,14 @@ class _IntoTarget:
         self._state = state
         return state
 
-    def _commit(self, batch_id: int, made: Sequence[_Made]) -> None:
+    def _commit(self, batch_id: int, batches: list[Batch[Delivery]]) -> None:
         """Commit batches, and with the last of them the id of the micro-batch."""
-        state = made[-1].state
-        side = self._log.rows(batch_id, state)
-        batches = [
-            prepared(
-                self._target,
-                Batch(
-                    each.headers,
-                    each.head,
-                    each.state,
-                    each.hot,
-                    Delivery(
-                        {self._output: each.frame},
-                        _context(self._id, each),
-                        side if each is made[-1] else {},
-                    ),
-                ),
-            )
-            for each in made
-        ]
-        self._target.commit(batches, state)
-        self._log.committed(batch_id, state)
-        self._state = state
+        last = batches[-1]
+        side = self._log.rows(batch_id, last.state)
+        batches[-1] = last.with_data(replace(last.data, side=side))
+        self._target.commit([prepared(self._target, batch) for batch in batches], last.state)
+        self._log.committed(batch_id, last.state)
+        self._state = last.state
 
     def _recovered(self) -> PipeState:
         if self._state is None:
@@ -295,16 +291,15 @@ class _IntoTarget:
 # --- a target of the user's -----------------------------------------------------------------------
 
 
-class _IntoOwned:
+class _IntoOwned(ForeachBatch):
     """Calls `write` of a target that the user owns, once for each micro-batch of final blocks."""
 
     def __init__(self, target: OwnedTarget, stream_id: str, output: str) -> None:
+        super().__init__(stream_id, output)
         self._target = target
-        self._id = stream_id
-        self._output = output
         self._given: BlockCursor | None = None  # in this process
 
-    def write(self, given: MicroBatch, spark: SparkProvider) -> None:
+    def _write(self, given: MicroBatch, spark: SparkProvider) -> None:
         if not given.count:
             return
         if not given.is_final:
@@ -313,24 +308,30 @@ class _IntoOwned:
                 given=given.id,
             )
         assert given.last is not None, "a micro-batch of final blocks has one"
-        reading = _Reading(self, given)
-        self._target.write(reading)
-        if not reading.is_done:
+        is_read = False
+
+        def read(cursor: BlockCursor | None = None) -> Iterator[StreamBatch]:
+            """Hand out what of the micro-batch is above the user's cursor."""
+            nonlocal is_read
+            check_cursor(cursor)
+            before = self._given
+            if before is not None and (cursor is None or cursor.number < before.number):
+                raise MicroBatchGapError(
+                    "write reads from below what it was handed before",
+                    cursor=cursor,
+                    handed=before,
+                )
+            state = PipeState(cursor, cursor, () if cursor is None else (cursor,))
+            for batch in self._final_batches(given, state):
+                yield StreamBatch(batch.data.data, batch.data.ctx)
+            is_read = True
+
+        self._target.write(read)
+        if not is_read:
             raise MicroBatchReadError(
                 "write returned before it had all of a micro-batch", given=given.id
             )
         self._given = given.last.cursor
-
-    def batches(self, given: MicroBatch, cursor: BlockCursor | None) -> Iterator[StreamBatch]:
-        """Yield what of a micro-batch is above the user's cursor."""
-        before = self._given
-        if before is not None and (cursor is None or cursor.number < before.number):
-            raise MicroBatchGapError(
-                "write reads from below what it was handed before", cursor=cursor, handed=before
-            )
-        state = PipeState(cursor, cursor, () if cursor is None else (cursor,))
-        for made in _final_batches(given, state):
-            yield StreamBatch({self._output: made.frame}, _context(self._id, made))
 
     def next_id(self) -> int:
         raise MicroBatchTargetError("a target of create_target takes micro-batches of a query")
@@ -338,21 +339,6 @@ class _IntoOwned:
     def close(self) -> None:
         """Hold nothing: the next cursor says where the target stands."""
         self._given = None
-
-
-class _Reading:
-    """The `read` that `write` is given for one micro-batch."""
-
-    def __init__(self, owner: _IntoOwned, given: MicroBatch) -> None:
-        self._owner = owner
-        self._given = given
-        self.is_done = False
-
-    def __call__(self, cursor: BlockCursor | None = None) -> Iterator[StreamBatch]:
-        """Hand out what follows a cursor."""
-        check_cursor(cursor)
-        yield from self._owner.batches(self._given, cursor)
-        self.is_done = True
 
 
 # --- what a micro-batch holds ---------------------------------------------------------------------
@@ -381,29 +367,7 @@ def _looked_at(frame: DataFrame, batch_id: int, query: str) -> MicroBatch:
     return MicroBatch(batch_id, query, frame, count, first, header, is_final)
 
 
-def _final_batches(given: MicroBatch, state: PipeState) -> Sequence[_Made]:
-    """Return a micro-batch of final blocks as one batch, whose rows may stay on executors.
-
-    None if all is held; without the blocks that are, if the target stands among them.
-    """
-    last, first = given.last, given.first
-    assert last is not None and first is not None, "it inserts something"  # noqa: PT018
-    if state.number == last.number and state.cursor != last.cursor:
-        raise MicroBatchOrderError(
-            "the target holds another final block than the query", holds=state.cursor, given=last
-        )
-    if state.number >= last.number:
-        return []
-    rows = given.own
-    if first <= state.number:
-        rows = rows_above(rows, number_column(column_names(rows)), state.number)
-        first = state.number + 1
-    head = Head(last.cursor)
-    after = state.advance((last,), head)
-    return [_Made((last,), head, after, (), rows, last.number - first + 1, given.count)]
-
-
-def _hot_batch(state: PipeState, change: _Change, spark: SparkProvider) -> _Made:
+def _hot_batch(state: PipeState, change: _Change, spark: SparkProvider) -> Batch[Frame]:
     """Return the batch of a block that came."""
     number, final = change.cursor.number, change.finalized
     # another branch may have rows in blocks below the first one that had some here
@@ -416,8 +380,7 @@ def _hot_batch(state: PipeState, change: _Change, spark: SparkProvider) -> _Made
     head = Head(ours)
     after = state.advance((header,), head)
     hot = hot_cursors((header,), -1 if final is None else final)
-    rows = change.rows
-    return _Made((header,), head, after, hot, Frame(rows, spark), 1, rows.num_rows)
+    return Batch((header,), head, after, hot, Frame(change.rows, spark))
 
 
 def _changes(rows: pa.Table) -> Iterator[_Change]:
@@ -434,13 +397,3 @@ def _changes(rows: pa.Table) -> Iterator[_Change]:
         seconds = None if time is None else time // _MICROSECONDS
         cursor = BlockCursor(first[number], block_hash(first["_row_id"]), seconds)
         yield _Change(cursor, first["_sign"], first["_finalized"], part.select(own))
-
-
-def _context(stream_id: str, made: _Made) -> BatchContext:
-    """Return what a callback is told: what only a portal knows is not known here."""
-    last = made.headers[-1].cursor
-    state = StreamState(0, None, last, (BlockRange(0),), made.hot)
-    progress = Progress(0, None, last.number, None, None, None)
-    info = StreamInfo(None, made.head, state, progress, QueryInfo("", "", b""))
-    counts = partial(BatchCounts, 0, made.rows, {})
-    return BatchContext(stream_id, info, BatchInfo(made.blocks, counts, counts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 
@@ -30,8 +30,8 @@ from headwater.portal import (
 )
 from headwater.spark.frames import Frame
 from headwater.spark.session import local_session
-from headwater.stream.config import OnConfigChange, check_option
-from headwater.stream.missing_blocks import OnMissing, check_missing
+from headwater.stream.config import OnConfigChange, check_choice
+from headwater.stream.extensions import OnMissing
 from headwater.stream.portal_run import PortalRun, StoppableTransport
 from headwater.stream.run import Opening
 from headwater.stream.stream import Stream, check_stream
@@ -69,14 +69,18 @@ class ReadingOptions:
         seconds = self.poll_interval_s
         if type(seconds) not in (int, float) or not seconds > 0:
             raise InvalidOptionError("poll_interval_s is a number above 0", got=repr(seconds))
-        if not isinstance(self.retry, RetryPolicy):
-            raise InvalidOptionError("retry is a RetryPolicy(…)", got=repr(self.retry))
-        if not isinstance(self.timeouts, Timeouts):
-            raise InvalidOptionError("timeouts are Timeouts(…)", got=repr(self.timeouts))
-        if not isinstance(self.spans, SpanLimits):
-            raise InvalidOptionError("spans are SpanLimits(…)", got=repr(self.spans))
-        if not isinstance(self.limits, PortalLimits):
-            raise InvalidOptionError("limits are PortalLimits(…)", got=repr(self.limits))
+        for name, kind, said in _KINDS:
+            given = getattr(self, name)
+            if not isinstance(given, kind):
+                raise InvalidOptionError(f"{name} {said} {kind.__name__}(…)", got=repr(given))
+
+
+_KINDS = (
+    ("retry", RetryPolicy, "is a"),
+    ("timeouts", Timeouts, "are"),
+    ("spans", SpanLimits, "are"),
+    ("limits", PortalLimits, "are"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +127,7 @@ class PortalStream(Stream):
         if head is None:
             raise NotFinalError("the dataset has no block yet")
         newest = RangeSpec(max(0, head.number - blocks + 1), head.number)
-        outputs = {name: _within(output, newest) for name, output in self.outputs.items()}
+        outputs = {name: with_ranges(output, (newest,)) for name, output in self.outputs.items()}
         tables: dict[str, list[pa.Table]] = {}
         forked = Callback("on_fork", lambda previous_blocks: None, "previous_blocks")
         for batch in replace(self, outputs=outputs)._read(PipeState(), forked):
@@ -144,7 +148,8 @@ class PortalStream(Stream):
             sources = sources_of(source)
             if sources is not None:
                 opening.record.reads_from(sources.states)
-            transport = StoppableTransport(source, runtime.stop, opening.record)
+            check, tell = runtime.stop.check_if_idle, opening.record.asked
+            transport = StoppableTransport(source, check, tell)
             budget = PortalBudget(reading.limits)
             clock = runtime.clock
             client = stack.enter_context(
@@ -265,19 +270,20 @@ def portal_stream(
         flush=rules,
         rollback_cap=rollback_cap,
         undo_buffer=undo_buffer,
-        on_config_change=check_option(on_config_change),
+        on_config_change=check_choice(
+            "on_config_change", on_config_change, get_args(OnConfigChange)
+        ),
         renamed=dict(renamed or {}),
         versions={name: str(one) for name, one in (versions or {}).items()},
-        missing_blocks=check_missing(missing_blocks),
+        missing_blocks=check_choice("missing_blocks", missing_blocks, get_args(OnMissing)),
     )
 
 
-def _within(output: Any, blocks: RangeSpec) -> Output:
-    """Return an output that wants other blocks."""
+def with_ranges(output: Any, ranges: tuple[RangeSpec, ...]) -> Any:
+    """Return an output of these blocks; a union of events has the range of its parts."""
     if isinstance(output, UnionOutput):
-        return replace(output, parts=tuple(replace(one, ranges=(blocks,)) for one in output.parts))
-    changed: Output = replace(output, ranges=(blocks,))
-    return changed
+        return replace(output, parts=tuple(with_ranges(part, ranges) for part in output.parts))
+    return replace(output, ranges=ranges)
 
 
 def _check_names(

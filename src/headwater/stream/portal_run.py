@@ -27,7 +27,7 @@ from headwater.errors import (
     TransportError,
 )
 from headwater.metrics import StreamRecord
-from headwater.pipeline import Answers, Source
+from headwater.pipeline import Answers
 from headwater.portal import (
     Dataset,
     DriverPermits,
@@ -43,24 +43,22 @@ from headwater.portal import (
     open_transport,
 )
 from headwater.query import Query, merge_queries, plan_requests
+from headwater.runtime import Runtime
 from headwater.spark.spans import read_span
+from headwater.stream.assemble import Plan, PortalDecoder
 from headwater.stream.config import Config, compare_config, compare_firsts, knows_firsts
 from headwater.stream.evolve import evolve
-from headwater.stream.extensions import Extension
+from headwater.stream.extensions import Extension, MissingBlocks, check_keeps
 from headwater.stream.factories import Factories
 from headwater.stream.factory_index import factories_of
-from headwater.stream.missing_blocks import MissingBlocks, check_keeps
 from headwater.stream.owned import Handover
-from headwater.stream.portal_decoder import Plan, PortalDecoder
 from headwater.stream.run import Opening, Run
-from headwater.stream.undo_buffer import UndoBuffer
 from headwater.targets.contract import Delivery, Target, branches
 from headwater.targets.frames import bounded_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headwater.runtime import Interrupt
     from headwater.stream.portal import PortalStream
 
 WAIT_S = 1.0
@@ -94,7 +92,7 @@ class PortalRun(Run):
         self._factories = self._make_factories()
         self._spans: PortalSource | None = None
         self._over = Event()
-        self._planning: WeakSet[_PlanningTransport] = WeakSet()
+        self._planning: WeakSet[StoppableTransport] = WeakSet()
         self._given_up = 0  # readings in a row
         # where the stream stood when the portal was asked for its newest block, and that block
         self._newest: tuple[BlockCursor | None, BlockCursor | None] = (None, None)
@@ -131,7 +129,20 @@ class PortalRun(Run):
         plan = self._plan(state)
         firsts = {name: min(one.from_block for one in r) for name, r in plan.ranges.items() if r}
         compare_firsts(self._target, state, firsts, stream.id)
-        source = self._make_source(plan, dataset)
+        reading = stream.reading
+        source = self._spans = PortalSource(
+            self._client,
+            plan.requests,
+            watch=plan.requests[0][1].headers_only(),
+            clock=self._clock,
+            finalized=self._finalized,
+            far=reading.far,
+            first_span=reading.first_span,
+            limits=reading.spans,
+            executors_ready=self._executors_ready,
+            planner=partial(self._planning_client, dataset),
+            leave_out=self._leave_out,
+        )
         decoder = PortalDecoder(
             stream,
             plan,
@@ -139,9 +150,9 @@ class PortalRun(Run):
             self._spark,
             self._factories,
             self._missing,
+            self._client,
+            source,
             shared=self._shared,
-            address=partial(self._client.best_first, stream.portal),
-            on_span=self._spans.learn if self._spans else lambda blocks, size, rows: None,
         )
         self._begin(state, source, decoder, plan.initial, dataset)
 
@@ -213,47 +224,34 @@ class PortalRun(Run):
 
     # --- planning ---------------------------------------------------------------------------------
 
-    def _make_source(self, plan: Plan, dataset: Dataset | None) -> Source:
-        """Return what reads the plan, behind the undo buffer if the stream has one."""
-        reading = self._portal_stream.reading
-        source = self._spans = PortalSource(
-            self._client,
-            plan.requests,
-            watch=plan.requests[0][1].headers_only(),
-            clock=self._clock,
-            finalized=self._finalized,
-            far=reading.far,
-            first_span=reading.first_span,
-            limits=reading.spans,
-            executors_ready=self._executors_ready,
-            planner=partial(self._planning_client, dataset),
-            leave_out=self._leave_out,
-        )
-        depth = 0 if self._finalized else self._stream.undo_buffer
-        cap = self._stream.rollback_cap
-        return UndoBuffer(source, depth, pause=self.pause, cap=cap) if depth else source
-
     @property
     def _leave_out(self) -> LeaveOut | None:
         """Where missing blocks are noted, if they may be left out."""
         return None if self._missing is None else self._missing.leave_out
 
     def _planning_client(self, dataset: Dataset | None) -> PortalClient:
-        """Return a client that makes one attempt and logs no failure: its work is done again."""
+        """Return a client that makes one attempt and logs no failure: its work is done again.
+
+        It is used by a thread that plans ahead. None of its requests begins, and none goes on, once
+        the run is over.
+        """
         stream = self._portal_stream
-        transport = _PlanningTransport(
-            open_transport(
-                stream.portal, stream.reading.timeouts, network=dataset, notify=lambda notice: None
-            ),
-            self._over,
+        source = open_transport(
+            stream.portal, stream.reading.timeouts, network=dataset, notify=lambda notice: None
         )
+        transport = StoppableTransport(source, partial(self._wait_to_plan, 0))
         self._planning.add(transport)
         return PortalClient(
-            LimitedTransport(transport, DriverPermits(self._budget, transport.sleep)),
+            LimitedTransport(transport, DriverPermits(self._budget, self._wait_to_plan)),
             retry=RetryPolicy(attempts=1),
             on_notice=lambda notice: None,
             dataset=dataset,
         )
+
+    def _wait_to_plan(self, seconds: float) -> None:
+        """Wait, until the end of the run at most. Called by threads that plan ahead."""
+        if self._over.wait(seconds):
+            raise TransportError("the run is over", phase="plan")
 
     def _executors_ready(self) -> bool:
         """Tell whether executors could begin; a person is told of what is waited for."""
@@ -348,7 +346,8 @@ class PortalRun(Run):
     ) -> Iterator[PortalRun]:
         """Open the run of a stream that reads these blocks, with the client of this one."""
         record = StreamRecord(stream.id, registry=CollectorRegistry())
-        opening = Opening.of(target, record, self._interrupt, clock=self._clock, finalized=True)
+        runtime = Runtime.of(record, self._interrupt, self._clock)
+        opening = Opening(target, record, runtime, finalized=True)
         run = PortalRun(
             stream, self._client, opening, self._budget, abort=self._abort, ranges=ranges
         )
@@ -417,53 +416,30 @@ class PortalRun(Run):
 
 
 class StoppableTransport:
-    """Requests that a stop breaks off. Used by the driver's client alone."""
+    """Requests of the driver that a stop breaks off. `check` refuses those that come too late.
 
-    def __init__(
-        self, transport: SourceTransport, interrupt: Interrupt, record: StreamRecord
-    ) -> None:
-        self._transport = transport
-        self._record = record
-        self._interrupt = interrupt
-
-    def abort(self) -> None:
-        """Break off the request that is under way. Called from any thread."""
-        self._transport.abort()
-
-    def send(self, request: Request) -> Response:
-        """Send one request, unless the run is to end."""
-        self._interrupt.check_if_idle()
-        try:
-            response = self._transport.send(request)
-        except TransportError:
-            self._record.asked(None)
-            raise
-        self._record.asked(response.status)
-        return response
-
-    def close(self) -> None:
-        """Release every connection."""
-        self._transport.close()
-
-
-class _PlanningTransport:
-    """Requests of a thread that plans ahead: none begins, and none goes on, once the run is over.
-
-    `sleep` and `send` are called in that thread, `abort` by the loop's.
+    `tell` is told the status of each answer, or None where a request has failed.
     """
 
-    def __init__(self, transport: SourceTransport, over: Event) -> None:
+    def __init__(
+        self,
+        transport: SourceTransport,
+        check: Callable[[], None],
+        tell: Callable[[int | None], None] = lambda status: None,
+    ) -> None:
         self._transport = transport
-        self._over = over
-        self.abort = transport.abort
+        self._check = check
+        self._tell = tell
+        self.abort = transport.abort  # called from any thread
         self.close = transport.close
 
     def send(self, request: Request) -> Response:
-        """Send one request, unless the run is over."""
-        self.sleep(0)
-        return self._transport.send(request)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait, until the end of the run at most."""
-        if self._over.wait(seconds):
-            raise TransportError("the run is over", phase="plan")
+        """Send one request, unless the run is to end."""
+        self._check()
+        try:
+            response = self._transport.send(request)
+        except TransportError:
+            self._tell(None)
+            raise
+        self._tell(response.status)
+        return response

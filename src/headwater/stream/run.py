@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,9 @@ from headwater.spark.frames import Frame
 from headwater.spark.startup import SparkOfRun
 from headwater.stream.assemble import Assembler, Decoder
 from headwater.stream.context import BatchContext, Progress, StartInfo
-from headwater.stream.extensions import Extension, Extensions, stop_all
+from headwater.stream.extensions import Extension, Extensions
 from headwater.stream.owned import AskUser
+from headwater.stream.undo_buffer import UndoBuffer, WatchedSource
 from headwater.stream.user_code import placed
 from headwater.targets.contract import Capabilities, Delivery, Target, binding
 
@@ -46,8 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headwater.core.messages import Listener
-    from headwater.portal import Clock, Dataset
-    from headwater.runtime import Interrupt
+    from headwater.portal import Dataset
     from headwater.stream.stream import Stream
 
 logger = logging.getLogger("headwater.stream")
@@ -58,8 +58,8 @@ _SPARK_STARTS = "Spark is starting, which takes some seconds, and fewer from the
 class Opening:
     """What a stream is opened with: where it writes, and what its run is handed.
 
-    `record` is told of every step. `finalized` reads final blocks alone. `ask_user` decides forks
-    where the user owns the target.
+    `record` is told of every step; the runtime shows in it what the run waits for. `finalized`
+    reads final blocks alone. `ask_user` decides forks where the user owns the target.
     """
 
     target: Target[Delivery]
@@ -67,20 +67,6 @@ class Opening:
     runtime: Runtime
     finalized: bool = False
     ask_user: AskUser | None = None
-
-    @classmethod
-    def of(
-        cls,
-        target: Target[Delivery],
-        record: StreamRecord,
-        stop: Interrupt | None = None,
-        *,
-        clock: Clock | None = None,
-        finalized: bool = False,
-        ask_user: AskUser | None = None,
-    ) -> Opening:
-        """Return an opening whose runtime shows in the record what it waits for."""
-        return cls(target, record, Runtime.of(record, stop, clock), finalized, ask_user)
 
 
 class Run(Host[Delivery]):
@@ -120,13 +106,18 @@ class Run(Host[Delivery]):
     def _begin(
         self,
         state: PipeState,
-        source: Source,
+        source: WatchedSource,
         decoder: Decoder,
         first: int,
         dataset: Dataset | None = None,
     ) -> None:
-        """Take what `open` made, and tell the transformers that the run begins."""
-        self._source = source
+        """Take what `open` made, and tell the transformers that the run begins.
+
+        The source is read through an undo buffer, if the stream has one and reads hot blocks.
+        """
+        depth = 0 if self._finalized else self._stream.undo_buffer
+        cap = self._stream.rollback_cap
+        self._source = UndoBuffer(source, depth, pause=self.pause, cap=cap) if depth else source
         self._assembler = Assembler(
             self._stream.id,
             decoder,
@@ -137,7 +128,7 @@ class Run(Host[Delivery]):
             finalized=state.finalized,
             final_only=self._finalized,
         )
-        source.open(state)
+        self._source.open(state)
         self._started = True
         for step in self._stream.steps:
             step.start(StartInfo(self._stream.id, first, state.cursor))
@@ -252,17 +243,21 @@ class Run(Host[Delivery]):
         if self._assembler is not None:
             self._assembler.release()
         self._spark.close()
-        steps, self._started = list(self._stream.steps) if self._started else [], False
-        stop_all([self._extensions, *steps])
+        steps, self._started = self._stream.steps if self._started else (), False
+        with ExitStack() as stack:
+            stack.callback(self._extensions.stop)
+            for step in steps:
+                stack.callback(step.stop)
 
-    def steps(self, target: Target[Delivery], *listeners: Listener) -> Iterator[Event]:
-        """Bind a target and run the loop into it; yield each event.
+    def steps(self, *listeners: Listener) -> Iterator[Event]:
+        """Bind the target and run the loop into it; yield each event.
 
         Who hears of an event, in this order: the run (`on_event`: the record first, then extensions
         of the stream), the listeners, and who takes it from here. Then a stop that has waited
         ends the run.
         """
         rules, cap = self._stream.flush, self._stream.rollback_cap
+        target = TimedTarget(self._target, self._record)
         target.bind(self._stream.id, self._runtime)
         with coded_failures():
             loop = Pipeline(self, target, self, flush=rules, rollback_cap=cap)

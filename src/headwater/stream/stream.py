@@ -30,7 +30,7 @@ from headwater.errors import InvalidOptionError, MessageRowsError, PipelineFileE
 from headwater.metrics import REGISTRY, StreamRecord
 from headwater.pipeline import Committed
 from headwater.portal import RetryPolicy
-from headwater.runtime import Interrupt
+from headwater.runtime import Interrupt, Runtime
 from headwater.stream.config import OnConfigChange
 from headwater.stream.context import StreamBatch
 from headwater.stream.extensions import ExtensionMaker
@@ -45,9 +45,14 @@ from headwater.stream.owned import (
     check_target,
     start_after,
 )
-from headwater.stream.run import Opening, Run, TimedTarget
-from headwater.stream.transformer import Step, Transform, Transformer
-from headwater.stream.user_code import from_user_frame, quiet_spark_queries
+from headwater.stream.run import Opening, Run
+from headwater.stream.user_code import (
+    Step,
+    Transform,
+    Transformer,
+    from_user_frame,
+    quiet_spark_queries,
+)
 from headwater.stream.view import ProgressView
 from headwater.targets.contract import Delivery, Target
 from headwater.targets.fanout import FanOutTarget
@@ -242,9 +247,9 @@ class Stream(ABC):
         if isinstance(target, OwnedTarget):
             target.write(lambda cursor=None: self._read_for(target, cursor, handle))
             return
-        record = handle.record
-        with self._running(Opening.of(target, record, handle.interrupt)) as run:
-            for _ in run.steps(TimedTarget(target, record), handle.listener(run)):
+        runtime = Runtime.of(handle.record, handle.interrupt)
+        with self._running(Opening(target, handle.record, runtime)) as run:
+            for _ in run.steps(handle.listener(run)):
                 pass
 
     def __iter__(self) -> Iterator[StreamBatch]:
@@ -283,9 +288,9 @@ class Stream(ABC):
         target, ask_user = into or Handover(start), AskUser(on_fork, floor)
         interrupt = Interrupt() if handle is None else handle.interrupt
         record = self._record("iteration", CollectorRegistry()) if handle is None else handle.record
-        opening = Opening.of(target, record, interrupt, finalized=finalized, ask_user=ask_user)
+        opening = Opening(target, record, Runtime.of(record, interrupt), finalized, ask_user)
         with self._running(opening) as run:
-            for event in run.steps(target, *([] if handle is None else [handle.listener(run)])):
+            for event in run.steps(*([] if handle is None else [handle.listener(run)])):
                 if isinstance(event, Committed):
                     with interrupt.uninterrupted():
                         yield from target.take()

@@ -9,7 +9,7 @@ extra `substreams` (grpcio, protobuf).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -35,16 +35,15 @@ from headwater.errors import (
     PackageError,
     UndoDepthError,
 )
-from headwater.pipeline import Committed, Discarded, Event, Raw, RolledBack, Settled, Source
+from headwater.pipeline import Committed, Discarded, Event, Raw, RolledBack, Settled
 from headwater.portal import NoticeKind
-from headwater.spark.spans import Span
 from headwater.spark.startup import SparkOfRun
-from headwater.stream.assemble import Planned, size_of
+from headwater.stream.assemble import Decoder, Planned, size_of
 from headwater.stream.config import (
     Config,
     OnConfigChange,
+    check_choice,
     check_first,
-    check_option,
     compare_config,
     compare_firsts,
 )
@@ -52,7 +51,6 @@ from headwater.stream.context import QueryInfo
 from headwater.stream.extensions import Extension
 from headwater.stream.run import Opening, Run
 from headwater.stream.stream import Stream, check_stream
-from headwater.stream.undo_buffer import UndoBuffer
 
 try:
     from headwater.substreams.client import Dialling, Order, SubstreamsClient, pause_s
@@ -186,13 +184,8 @@ class SubstreamsRun(Run):
         if self._target.capabilities.config is None and state.cursor is not None:
             check_first(stream.module, state, first, 0, stream.id)
         self._extensions.start(state)
-        source: Source = self._messages
-        if stream.undo_buffer and not self._finalized:
-            source = UndoBuffer(
-                self._messages, stream.undo_buffer, pause=self.pause, cap=stream.rollback_cap
-            )
         decoder = ModuleDecoder(stream, self._spark, shared=self._shared)
-        self._begin(state, source, decoder, first)
+        self._begin(state, self._messages, decoder, first)
 
     def on_event(self, event: Event) -> None:
         """Tell the log, where the target does not keep its table, how far the stream is."""
@@ -253,7 +246,7 @@ class SubstreamsRun(Run):
             self._module.on_message(message)
 
 
-class ModuleDecoder:
+class ModuleDecoder(Decoder):
     """Makes tables of a module's outputs, which are the lines of their blocks."""
 
     def __init__(self, stream: SubstreamsStream, spark: SparkOfRun, *, shared: bool) -> None:
@@ -263,12 +256,7 @@ class ModuleDecoder:
         self._far = stream.far
         self._keep = shared or not stream.flush.backfill.at_once
         last = stream.stop - 1 if stream.stop else None
-        self._range = BlockRange(max(0, stream.first), last)
-
-    @property
-    def ranges(self) -> tuple[BlockRange, ...]:
-        """The one range of the stream."""
-        return (self._range,)
+        self.ranges = (BlockRange(max(0, stream.first), last),)
 
     def plan(self, batch: Batch[Raw]) -> Planned | None:
         """Return how executors decode a batch that is large enough for that."""
@@ -283,10 +271,6 @@ class ModuleDecoder:
         """Return the tables of every output for the blocks of a batch."""
         return Decoded(dict(decode_pieces(_pieces(batch), self._decoder)), {}, {})
 
-    def decode_all(self, batches: Sequence[Batch[Raw]]) -> Iterable[Decoded]:
-        """Yield the tables of each."""
-        return map(self.decode, batches)
-
     def ahead(self, batch: Batch[Raw]) -> Any:
         """Return what the target has prepared of a batch while it arrived."""
         return ahead_of(_pieces(batch))
@@ -294,13 +278,6 @@ class ModuleDecoder:
     def asked(self, number: int) -> QueryInfo:
         """Return where the block came from."""
         return QueryInfo(self._address, "", b"")
-
-    def missing(self, batch: Batch[Raw]) -> tuple[BlockRange, ...]:
-        """Return nothing: an endpoint has all blocks."""
-        return ()
-
-    def learn(self, span: Span) -> None:
-        """Do nothing: what arrives says how large a batch is."""
 
 
 def _pieces(batch: Batch[Raw]) -> Sequence[Piece]:
@@ -408,7 +385,9 @@ def substreams_stream(
         flush=rules,
         undo_buffer=undo_buffer,
         rollback_cap=rollback_cap,
-        on_config_change=check_option(on_config_change, evolves=False),
+        on_config_change=check_choice(
+            "on_config_change", on_config_change, ("error", "warn", "ignore")
+        ),
     )
 
 

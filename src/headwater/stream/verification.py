@@ -10,8 +10,8 @@ the driver, in bounded pieces; Spark starts only if transforms need it.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,17 +20,18 @@ import pyarrow.compute as pc
 from headwater.core import Batch, BlockCursor, BlockRange, PipeState, RangeSpec, clip_ranges
 from headwater.core.ranges import Latest
 from headwater.core.rooms import Policy, Room
-from headwater.decode.evm.events import UnionOutput
 from headwater.errors import VerifyError
 from headwater.portal import PortalClient, open_transport
+from headwater.stream.extensions import MISSING
 from headwater.stream.factory_index import CHILDREN, factories_of
-from headwater.stream.missing_blocks import MISSING
 from headwater.stream.owned import Handover
-from headwater.stream.portal import PortalStream
-from headwater.stream.verification_report import LeftOut, TableReport, Verification
+from headwater.stream.portal import PortalStream, with_ranges
 from headwater.targets.admin import Admin, StreamStatus, TableStatus, find_stream, open_admin
 from headwater.targets.compare import (
     COUNT,
+    BlockFinding,
+    KeyFinding,
+    compare_blocks,
     counted,
     shared_columns,
 )
@@ -49,6 +50,60 @@ PIECE_ROWS, PIECE_BLOCKS = 100_000, 20_000  # that are compared at once
 SAMPLE_BLOCKS = 200
 _NEVER_FAR = 2**62  # the driver reads all blocks itself, in bounded pieces
 _CHILDREN = f"{PREFIX}{CHILDREN.name}"
+
+
+@dataclass
+class TableReport:
+    """What was compared of one table, and what differs. Columns of one side are named."""
+
+    table: str
+    output: str
+    blocks: int = 0
+    expected: int = 0
+    stored: int = 0
+    not_compared: list[str] = field(default_factory=list)
+    findings: list[BlockFinding | KeyFinding] = field(default_factory=list)
+
+    def add(self, expected: pa.Table, stored: pa.Table, block_column: str) -> None:
+        """Compare the rows of some blocks."""
+        shared = shared_columns(expected.column_names, stored.column_names)
+        if block_column.casefold() not in map(str.casefold, shared):
+            raise VerifyError(
+                "the output lacks the column with the number of the block",
+                table=self.table, output=self.output, column=block_column,
+            )  # fmt: skip
+        names = {*expected.column_names, *stored.column_names} - {COUNT}
+        alone = names - set(shared) - set(shared.values())
+        self.not_compared = sorted({*self.not_compared, *alone})
+        self.expected += expected.num_rows
+        self.stored += sum(stored[COUNT].to_pylist()) if stored.num_rows else 0
+        self.findings += compare_blocks(expected, stored, block_column)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that the stream wrote and that was not compared, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What `verify` found. Only `is_equal` and `is_complete` together mean that all is well."""
+
+    tables: tuple[TableReport, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all that was compared is equal."""
+        return not any(one.findings for one in self.tables)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that the stream wrote here, or that was asked for, was compared."""
+        return not self.left_out
 
 
 def verify(
@@ -89,7 +144,7 @@ def verify(
     plan = _Plan(stream, admin, status, target, tables, is_part=is_part)
     if gone is not None:
         plan.left_out.append(LeftOut(f"blocks {gone}", "the portal does not have them any more"))
-    highest = _compare(admin, stream, plan, ranges, sample)
+    highest = plan.compare_blocks(ranges, sample)
     reports = [*plan.rows, *plan.compare_sums(), *plan.compare_children(highest)]
     return Verification(tuple(reports), tuple(plan.left_out))
 
@@ -114,13 +169,14 @@ class _Plan:
         self.policy = _policy_of(target, admin)
         sums = self._sums_of(target)
         if given:
-            pairs = [(table, output or table) for table, _, output in map(_cut, given)]
-            self.sums = {name: one for name, one in sums.items() if name in dict(pairs)}
-            pairs = [(table, output) for table, output in pairs if table not in sums]
+            parts = (name.partition("=") for name in given)
+            named = {table: output or table for table, _, output in parts}
+            self.sums = {name: one for name, one in sums.items() if name in named}
+            pairs = {table: output for table, output in named.items() if table not in sums}
         else:
             self.sums = sums
-            pairs = [(one, one) for one in stream.outputs if self._holds_rows(one)]
-            self._leave_out(target, {table for table, _ in pairs})
+            pairs = {name: name for name in stream.outputs if self._holds_rows(name)}
+            self._leave_out(target, pairs)
         if is_part and self.sums:
             self._leave_sums_out(given)
         if not pairs and not self.sums:
@@ -128,10 +184,43 @@ class _Plan:
                 "no table has the name of an output", tables=", ".join(self._known),
                 outputs=", ".join(stream.outputs),
             )  # fmt: skip
-        for table, _ in pairs:
+        for table in pairs:
             if table in self._known and _is_shared(self._known[table]):
                 raise VerifyError("other streams write this table, too", table=table)
-        self.rows = [TableReport(table, output) for table, output in pairs]
+        self.rows = [TableReport(table, output) for table, output in pairs.items()]
+
+    def compare_blocks(self, ranges: Mapping[str, Sequence[BlockRange]], sample: int | None) -> int:
+        """Compare rows block by block, and sum up what aggregates sum up; return the last block."""
+        last = 0
+        for spot in _spots([one for several in ranges.values() for one in several], sample):
+            reader = _Reader()
+            for blocks, data in _pieces(self._stream, ranges, spot, reader):
+                last = max(last, blocks.to_block or 0)
+                for report in self.rows:
+                    self._compare_rows(report, blocks, data)
+                for sums in self.sums.values() if data else ():
+                    sums.add(data)
+            if self.children is not None:
+                self.children = reader.children()  # of a later spot, those of the earlier, too
+        return last
+
+    def _compare_rows(
+        self, report: TableReport, blocks: BlockRange, data: Mapping[str, pa.Table]
+    ) -> None:
+        first, last = blocks.from_block, blocks.to_block or 0
+        stored, block, rooms = self._admin.read_blocks(self._stream.id, report.table, first, last)
+        expected = data.get(report.output)
+        if expected is None and data:
+            raise VerifyError(
+                "the stream makes no such output", output=report.output, made=", ".join(data)
+            )
+        if expected is None:
+            expected = stored.drop_columns([COUNT]).slice(0, 0)
+        shared = shared_columns(expected.column_names, stored.column_names)
+        wanted = {name: rooms[one] for name, one in shared.items() if one in rooms}
+        fitting = Fitting.plan(expected.schema, wanted, self.policy, VerifyError, block)
+        report.blocks += last - first + 1
+        report.add(fitting.apply(expected, Tally()), stored, block)
 
     def compare_sums(self) -> list[TableReport]:
         """Compare the aggregates with what all blocks sum up to."""
@@ -167,10 +256,8 @@ class _Plan:
 
     def _sums_of(self, target: Any) -> dict[str, Recomputed]:
         """Return the aggregates of the target that exist in this place, by their tables."""
-        admin, plans = (
-            self._admin,
-            [plan for one in _behind(target) for plan in getattr(one, "plans", ())],
-        )
+        admin, behind = self._admin, _behind(target)
+        plans = [plan for one in behind for plan in getattr(one, "plans", ())]
         spell: Any = admin.dialect.name if isinstance(admin, SqlAdmin) else str
         named = {str(spell(one.table)): Recomputed(one) for one in plans}
         return {name: one for name, one in named.items() if name in self._known}
@@ -197,13 +284,15 @@ class _Plan:
         found = self._known.get(table)
         return found is not None and found.undo != Undo.CHANGE_LOG and not _is_shared(found)
 
-    def _leave_out(self, target: Any, compared: set[str]) -> None:
+    def _leave_out(self, target: Any, compared: Collection[str]) -> None:
         """Name what the stream wrote and what cannot be compared; expect children if there are."""
         for name, one in self._known.items():
             if name not in compared and name not in self.sums:
                 self.left_out.append(LeftOut(name, _reason(one, known=target is not None)))
         targets = _behind(target)
-        for name in sorted({name for one in targets for name in _untracked(self._admin, one)}):
+        of_sql = isinstance(self._admin, SqlAdmin)
+        sql = [one for one in targets if of_sql and isinstance(one, SqlTarget)]
+        for name in sorted({str(name) for one in sql for name in one.untracked}):
             self.left_out.append(LeftOut(name, "untracked: no stream knows what it should hold"))
         if len(targets) > 1:
             kinds = ", ".join(type(one).__name__ for one in targets)
@@ -240,12 +329,6 @@ def _policy_of(target: Any, admin: Admin) -> Policy:
     return found[0] if found else Policy.REPLACE
 
 
-def _untracked(admin: Admin, target: Any) -> list[str]:
-    if not isinstance(admin, SqlAdmin) or not isinstance(target, SqlTarget):
-        return []
-    return [str(one) for one in target.untracked]
-
-
 def _is_shared(table: TableStatus) -> bool:
     return table.shared and not table.own_rows
 
@@ -258,10 +341,6 @@ def _reason(table: TableStatus, *, known: bool) -> str:
     if table.undo == Undo.KEYED and not known:
         return "on_data computes it, or it is an aggregate: give the target"
     return "no output has its name: on_data computes it, or TABLE=OUTPUT is to say which one it is"
-
-
-def _cut(text: str) -> tuple[str, str, str]:
-    return text.partition("=")
 
 
 # --- which blocks ---------------------------------------------------------------------------------
@@ -323,52 +402,6 @@ def _spots(ranges: Sequence[BlockRange], sample: int | None) -> list[BlockRange]
 
 
 # --- reading and comparing ------------------------------------------------------------------------
-
-
-def _compare(
-    admin: Admin,
-    stream: PortalStream,
-    plan: _Plan,
-    ranges: Mapping[str, Sequence[BlockRange]],
-    sample: int | None,
-) -> int:
-    """Compare rows block by block, and sum up what aggregates sum up; return the last block."""
-    last = 0
-    for spot in _spots([one for several in ranges.values() for one in several], sample):
-        reader = _Reader()
-        for blocks, data in _pieces(stream, ranges, spot, reader):
-            last = max(last, blocks.to_block or 0)
-            for report in plan.rows:
-                _compare_rows(admin, stream.id, report, blocks, data, plan.policy)
-            for sums in plan.sums.values() if data else ():
-                sums.add(data)
-        if plan.children is not None:
-            plan.children = reader.children()  # of a later spot, those of the earlier ones, too
-    return last
-
-
-def _compare_rows(
-    admin: Admin,
-    stream_id: str,
-    report: TableReport,
-    blocks: BlockRange,
-    data: Mapping[str, pa.Table],
-    policy: Policy,
-) -> None:
-    last = blocks.to_block or 0
-    stored, block, rooms = admin.read_blocks(stream_id, report.table, blocks.from_block, last)
-    expected = data.get(report.output)
-    if expected is None and data:
-        raise VerifyError(
-            "the stream makes no such output", output=report.output, made=", ".join(data)
-        )
-    if expected is None:
-        expected = stored.drop_columns([COUNT]).slice(0, 0)
-    shared = shared_columns(expected.column_names, stored.column_names)
-    wanted = {name: rooms[one] for name, one in shared.items() if one in rooms}
-    fitting = Fitting.plan(expected.schema, wanted, policy, VerifyError, block)
-    report.blocks += last - blocks.from_block + 1
-    report.add(fitting.apply(expected, Tally()), stored, block)
 
 
 class _Reader(Handover):
@@ -443,7 +476,7 @@ def _narrow(
             for one in ranges[name]
             if one.from_block <= last and (one.to_block or last) >= first
         ]
-        outputs[name] = _with_ranges(output, tuple(cut))
+        outputs[name] = with_ranges(output, tuple(cut))
     if not any(one.ranges for one in outputs.values()):
         return None
     reading = replace(stream.reading, far=_NEVER_FAR)
@@ -453,17 +486,6 @@ def _narrow(
     )  # fmt: skip
 
 
-def _with_ranges(output: Any, ranges: tuple[RangeSpec, ...]) -> Any:
-    """Return an output of these blocks; a union of events has the range of its parts."""
-    if isinstance(output, UnionOutput):
-        return replace(output, parts=tuple(_with_ranges(one, ranges) for one in output.parts))
-    return replace(output, ranges=ranges)
-
-
-def _together(held: Iterable[Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
-    tables = list(held)
-    return (
-        {name: pa.concat_tables([one[name] for one in tables]) for name in tables[0]}
-        if tables
-        else {}
-    )
+def _together(parts: Sequence[Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
+    names = parts[0] if parts else ()
+    return {name: pa.concat_tables([part[name] for part in parts]) for name in names}

@@ -68,7 +68,7 @@ def demo(
             raise MissingExtraError(
                 f"the demo needs the package {package}: pip install 'headwater[demo]'"
             )
-    from headwater.cli.demo.run import EVENTS, make_room, run_on_portal, run_simulated
+    from headwater.cli.demo_run import EVENTS, make_room, run_on_portal, run_simulated
 
     find_java()
     make_room(out)

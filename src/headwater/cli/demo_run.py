@@ -1,22 +1,25 @@
-"""The demo's program: a stream as a user writes it, with a listener, and the oracle's check."""
+"""The demo's program: a stream as a user writes it, its listener, the check, and the picture."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from threading import Timer
 from typing import Any
 
 import typer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 from pyspark.sql import DataFrame
 
-from headwater.cli.demo.picture import Undone, draw
 from headwater.core import BlockCursor, PipeState, SpanLimits
 from headwater.decode import evm
 from headwater.decode.evm.abi import parse_event
@@ -97,7 +100,10 @@ def run_simulated(out: Path, *, blocks: int, seconds: float, seed: int, port: in
         target = duckdb_target(out / "chain.duckdb")
         chain = portal.chain
         watcher = Watcher(target, list(EVENTS), ChainMover(chain, seed, seconds))
-        _say(f"a simulated chain of {blocks:,} blocks is served at {portal.url}; Spark starts")
+        typer.echo(
+            f"a simulated chain of {blocks:,} blocks is served at {portal.url}; Spark starts",
+            err=True,
+        )
         local_session(STREAM_ID)
         span = max(100, blocks // 6)  # small, so that one sees it move
         stream = portal_stream(
@@ -135,7 +141,7 @@ def run_on_portal(
     if len(outputs) < len(events):
         raise InvalidOptionError("two events of one name would share a table", got=list(events))
     target = duckdb_target(out / "chain.duckdb")
-    _say(f"Spark starts; then the head is followed for {seconds:.0f} s")
+    typer.echo(f"Spark starts; then the head is followed for {seconds:.0f} s", err=True)
     local_session(STREAM_ID)
     watcher = Watcher(target, list(outputs))
     timer = Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
@@ -150,6 +156,15 @@ def run_on_portal(
         return False
     watcher.finish(out)
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A fork that was undone: the block to go back to, the blocks with rows above it, the rows."""
+
+    safe: BlockCursor
+    blocks: Sequence[BlockCursor]
+    rows: int
 
 
 class Watcher:
@@ -199,9 +214,10 @@ class Watcher:
             lost = [one for one in before.rollback_chain if one.number > cursor.number]
             fork = Undone(cursor, lost, rows - self.rows)
             self.forks.append(fork)
-            _say(
+            typer.echo(
                 f"fork {len(self.forks)}: from block {event.orphaned.number:,} back to "
-                f"{cursor.number:,}, {in_words(fork.rows, 'row')} undone"
+                f"{cursor.number:,}, {in_words(fork.rows, 'row')} undone",
+                err=True,
             )
         self._moved(cursor)
 
@@ -217,11 +233,6 @@ class Watcher:
         lost = sum(fork.rows for fork in self.forks)
         typer.echo(f"\n{in_words(len(self.forks), 'fork')}, {in_words(lost, 'row')} undone")
         typer.echo(f"tables   {out / 'chain.duckdb'}\npicture  {out / 'forks.png'}")
-
-
-def _say(text: str) -> None:
-    """Tell of something while the stream runs: above what its progress view draws."""
-    sys.stderr.write(f"{text}\n")
 
 
 # --- the chain, and the check ---------------------------------------------------------------------
@@ -301,3 +312,93 @@ def _is_wanted(log: Mapping[str, Any]) -> bool:
         return False
     kind, first, second = log["topics"]
     return bool(kind == APPROVAL or (kind == TRANSFER and first != second))
+
+
+# --- the picture: the chain on top, by block number, and below it each branch that was given up
+
+
+_INK, _QUIET = "#1f2937", "#6b7280"
+_CHAIN, _REPLACING, _ORPHANED = "#2563eb", "#0d9488", "#dc2626"
+_FINAL, _FINAL_INK = "#ecfdf5", "#047857"
+_SHOWN_FORKS = 12  # the newest
+
+
+def draw(
+    path: Path, chain: Sequence[BlockCursor], forks: Sequence[Undone], final: int | None
+) -> Figure:
+    """Write the picture as PNG. `chain` is empty if nothing that can still change was read."""
+    left, right = (chain[0].number - 1.5, chain[-1].number + 1.5) if chain else (0.0, 1.0)
+    shown = list(enumerate(forks, 1))[-_SHOWN_FORKS:]
+    height = 3.3 + 0.85 * len(shown)
+    figure = Figure(figsize=(14.0, height), dpi=120, facecolor="white")
+    axes = figure.add_axes((0.03, 1.05 / height, 0.94, 1 - 2.1 / height))
+    axes.set_xlim(left, right)
+    axes.set_ylim(-len(shown) - 0.75, 0.7)
+    if final is not None and final >= left:
+        _shade_final(axes, left, min(final + 0.5, right), final)
+    places = {block: (block.number, 0) for block in chain}
+    for lane, (_, fork) in enumerate(reversed(shown), 1):
+        places.update({block: (block.number, -lane) for block in fork.blocks})
+    for index, fork in shown:
+        _draw_fork(axes, f"fork {index}: {in_words(fork.rows, 'row')} undone", fork, places)
+    replaced = {block.number for fork in forks for block in fork.blocks}
+    numbers = [block.number for block in chain]
+    colours = [_REPLACING if number in replaced else _CHAIN for number in numbers]
+    axes.plot(numbers, [0] * len(numbers), color=_CHAIN, linewidth=2.4, zorder=3, label="the chain")
+    axes.scatter(numbers, [0] * len(numbers), s=70, c=colours, edgecolor="white", zorder=5)
+    axes.scatter([], [], s=70, c=_REPLACING, label="read in place of a block that was undone")
+    axes.scatter(
+        [], [], s=50, c="white", edgecolor=_ORPHANED, label="orphaned by a fork, and rolled back"
+    )
+    _finish(figure, axes, forks)
+    figure.savefig(path, format="png")
+    return figure
+
+
+def _shade_final(axes: Axes, left: float, edge: float, final: int) -> None:
+    axes.add_patch(Rectangle((left, -0.42), edge - left, 1.0, color=_FINAL, zorder=0))
+    axes.plot([edge, edge], [-0.42, 0.58], color=_FINAL_INK, linewidth=1, linestyle=":", zorder=1)
+    text = f" final by now, up to {final:,}: can never change again"
+    axes.text(left, 0.52, text, va="top", color=_FINAL_INK, fontsize=9)
+
+
+def _draw_fork(
+    axes: Axes, label: str, fork: Undone, places: Mapping[BlockCursor, tuple[int, int]]
+) -> None:
+    """Draw the blocks of a branch that was given up, from the block on which it hangs.
+
+    The label ends at the right edge where the branch is in the right half, so it is never cut off.
+    """
+    path = [fork.safe, *fork.blocks]
+    xs, ys = zip(*(places.get(block, (block.number, 0)) for block in path), strict=True)
+    axes.plot(
+        xs, ys, color=_ORPHANED, linewidth=1.6, linestyle=(0, (3, 2)), marker="o", markersize=7,
+        markerfacecolor="white", markevery=slice(1, None), zorder=4,
+    )  # fmt: skip
+    if fork.blocks:
+        left, right = axes.get_xlim()
+        at_end = fork.safe.number > (left + right) / 2
+        axes.text(
+            right - 0.2 if at_end else fork.safe.number + 0.7, ys[1] - 0.24, label,
+            ha="right" if at_end else "left", va="top", color=_ORPHANED, fontsize=9, zorder=6,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+        )  # fmt: skip
+
+
+def _finish(figure: Figure, axes: Axes, forks: Sequence[Undone]) -> None:
+    """Title, legend and the axis of block numbers."""
+    height = figure.get_figheight()
+    lost = in_words(sum(fork.rows for fork in forks), "row")
+    title = "A chain that changes its mind, and the tables that follow it"
+    below = f"{in_words(len(forks), 'fork')}, {lost} undone; each dot is a block with rows"
+    figure.text(0.03, 1 - 0.45 / height, title, fontsize=15, weight="bold", color=_INK)
+    figure.text(0.03, 1 - 0.75 / height, below, fontsize=10.5, color=_QUIET)
+    for side in ("top", "left", "right"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_QUIET)
+    axes.set_yticks([])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.tick_params(colors=_QUIET, labelsize=9)
+    axes.set_xlabel("block number", color=_QUIET, fontsize=9)
+    figure.legend(loc="lower center", ncols=3, frameon=False, fontsize=9.5, labelcolor=_INK)
