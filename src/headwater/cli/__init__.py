@@ -24,7 +24,7 @@ COMMANDS = {
     "run": ("run", "run"),
     "dashboard": ("status", "dashboard"),
     "simulate": ("simulate", "simulate"),
-    "outbox": ("outbox", "app"),
+    "outbox": ("cursor", "outbox"),
     "setup": ("setup", "setup"),
     "sink": ("sink", "app"),
     "cursor": ("cursor", "app"),

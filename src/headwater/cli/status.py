@@ -16,7 +16,7 @@ from urllib.parse import urlencode, urlsplit
 import typer
 from prometheus_client import CollectorRegistry
 
-from headwater.cli.outbox import OUTBOXES
+from headwater.cli.cursor import OUTBOXES
 from headwater.cli.target_options import StateSchema, StateTable, console, say, say_json, show_rows
 from headwater.core import BlockCursor, PipeState
 from headwater.dashboard import Dashboard
