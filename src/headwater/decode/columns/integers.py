@@ -129,7 +129,7 @@ def wide_integer(field: pa.Field) -> Integer | None:
 
 
 def decode_integers(kind: Integer, words: WordText, where: str, owners: Rows) -> pa.Array:
-    """Return the column of an integer type. Called by `words.decode_words`.
+    """Return the column of an integer type. Called by `payload.decode_words`.
 
     Raises:
         MalformedRowsError: some words are out of the type's range, or do not fit the decimal that
@@ -267,7 +267,7 @@ def format_mixed(
     """Return the decimal text of numbers of which only the rows in `wide` need all limbs.
 
     `small` holds the low limbs of every row; those of wide rows are formatted too and not used,
-    which costs less than leaving them out. Called by `integers`.
+    which costs less than leaving them out.
     """
     parts = [_format_rows(small, negative)]
     if not len(wide):
