@@ -212,7 +212,7 @@ class _Server(ThreadingTCPServer):
         self.driver_port = port
         self._lock = Lock()
         self._open: dict[socket.socket, bool] = {}  # whether it is known; the oldest is first
-        super().__init__(address, _Handler)
+        super().__init__(address, BaseRequestHandler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Take a connection, and note it before a thread serves it: so none is left uncut."""
@@ -233,6 +233,14 @@ class _Server(ThreadingTCPServer):
                 _cut(strangers[0])
             self._open[connection] = False
         return connection, address
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Let a task in, and serve it. Runs in a thread of the connection."""
+        port = self.driver_port
+        if _is_known(request, port.token, time.monotonic() + port.patience_s):
+            self.let_in(request)
+            request.settimeout(None)
+            port.serve(request)
 
     def let_in(self, connection: socket.socket) -> None:
         """Note that a connection has proved who it is.
@@ -267,30 +275,18 @@ def _cut(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS: its own would wait
 
 
-class _Handler(BaseRequestHandler):
-    server: _Server
-    request: socket.socket
-
-    def handle(self) -> None:
-        """Let a task in, and serve it."""
-        port = self.server.driver_port
-        if not self._is_known(port.token, time.monotonic() + port.patience_s):
-            return
-        self.server.let_in(self.request)
-        self.request.settimeout(None)
-        port.serve(self.request)
-
-    def _is_known(self, token: Secret[bytes], deadline: float) -> bool:
-        if isinstance(self.request, ssl.SSLSocket):
-            self.request.do_handshake()  # within the timeout of the socket
-        asked = secrets.token_bytes(PROOF_BYTES)
-        self.request.sendall(asked)
-        said = exactly(self.request, 2 * PROOF_BYTES, deadline)
-        own, proof = said[:PROOF_BYTES], said[PROOF_BYTES:]
-        if not hmac.compare_digest(proof, _proof(token, b"executor", asked, own)):
-            return False
-        self.request.sendall(_proof(token, b"driver", asked, own))
-        return True
+def _is_known(connection: socket.socket, token: Secret[bytes], deadline: float) -> bool:
+    """Have what connects prove that it is a task of ours, and prove that this is its driver."""
+    if isinstance(connection, ssl.SSLSocket):
+        connection.do_handshake()  # within the timeout of the socket
+    asked = secrets.token_bytes(PROOF_BYTES)
+    connection.sendall(asked)
+    said = exactly(connection, 2 * PROOF_BYTES, deadline)
+    own, proof = said[:PROOF_BYTES], said[PROOF_BYTES:]
+    if not hmac.compare_digest(proof, _proof(token, b"executor", asked, own)):
+        return False
+    connection.sendall(_proof(token, b"driver", asked, own))
+    return True
 
 
 # --- TLS: `ssl` cannot make certificates, so the few fields of one are written here ---------------
