@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
-from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
+from pyspark.sql.types import StructType, _parse_datatype_json_string
 
 from headwater.decode.columns.integers import DECIMAL, wide_integer, with_spark_metadata
 from headwater.errors import TransformValueError
@@ -220,17 +220,13 @@ def _leaf(attribute: Any, place: int) -> Expression:
 
 def _kind(expression: Any) -> pa.DataType:
     """Return the type that Spark's has in Arrow."""
-    kind = _spark_kind(expression)
+    kind = _parse_datatype_json_string(expression.dataType().json())
     if "collat" in (text := kind.json()) or "void" in text or "interval" in text:
         raise _LeftToSpark
     try:
         return to_arrow_type(kind, timezone="UTC")
     except PySparkException:  # Arrow has no such type
         raise _LeftToSpark from None
-
-
-def _spark_kind(expression: Any) -> DataType:
-    return _parse_datatype_json_string(expression.dataType().json())
 
 
 def _expression(node: Any, known: Mapping[int, Expression]) -> Expression:

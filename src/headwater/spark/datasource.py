@@ -236,10 +236,9 @@ class RawQuery:
         Raises:
             QueryLimitError: it is larger than a portal accepts.
         """
-        blocks = BlockRange(from_block, to_block)
-        position = dict(
-            zip(_POSITION, (blocks.from_block, blocks.to_block, parent_block_hash), strict=True)
-        )
+        blocks = BlockRange(from_block, to_block)  # which refuses a range that is none
+        ends = (blocks.from_block, blocks.to_block, parent_block_hash)
+        position = dict(zip(_POSITION, ends, strict=True))
         sent = {key: value for key, value in position.items() if value is not None}
         body = json.dumps({**self.document, **sent}, separators=(",", ":")).encode()
         check_limits(body, self._filters())
