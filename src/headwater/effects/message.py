@@ -18,6 +18,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -113,24 +116,20 @@ def collect_messages(stream_id: str, output: str, batch: Batch[Delivery]) -> pa.
         )
     rows = frame if isinstance(frame, pa.Table) else frame.toArrow()
     _check(output, rows, batch)
-    numbers = [int(one) for one in rows.column("block_number").to_pylist()]
+    numbers = map(int, rows.column("block_number").to_pylist())
     hashes = rows.column("block_hash").to_pylist()
-    texts = json_rows(rows)
-    places = [rows.column(name).to_pylist() for name in PLACE if name in rows.schema.names]
-    order = sorted(
-        range(rows.num_rows),
-        key=lambda at: (numbers[at], *(_sortable(one[at]) for one in places), texts[at]),
-    )
-    ordinals: list[int] = []
-    for place, at in enumerate(order):
-        same = place > 0 and numbers[at] == numbers[order[place - 1]]
-        ordinals.append(ordinals[-1] + 1 if same else 0)
-    keys = [
-        idempotency_key(stream_id, output, numbers[at], hashes[at], ordinal)
-        for at, ordinal in zip(order, ordinals, strict=True)
+    known = [name for name in PLACE if name in rows.schema.names]
+    places = [map(_sortable, rows.column(name).to_pylist()) for name in known]
+    in_block = zip(*places, strict=True) if places else repeat(())
+    key = partial(idempotency_key, stream_id, output)
+    found = sorted(zip(numbers, in_block, json_rows(rows), hashes, strict=False))
+    made = [
+        (number, ordinal, block_hash, key(number, block_hash, ordinal), text)
+        for number, group in groupby(found, key=itemgetter(0))
+        for ordinal, (_, _, text, block_hash) in enumerate(group)
     ]
-    columns = [_taken(numbers, order), ordinals, _taken(hashes, order), keys, _taken(texts, order)]
-    arrays = [pa.array(*one) for one in zip(columns, COLUMNS.types, strict=True)]
+    columns = zip(*made, strict=True) if made else repeat(())
+    arrays = [pa.array(*one) for one in zip(columns, COLUMNS.types, strict=False)]
     return pa.Table.from_arrays(arrays, schema=COLUMNS)
 
 
@@ -163,10 +162,6 @@ def _blocks(batch: Batch[Delivery]) -> tuple[int, int]:
     ctx = batch.data.ctx
     count = len(batch.headers) if ctx is None else ctx.batch.blocks_count
     return min(first, last - count + 1), last
-
-
-def _taken(values: list[Any], order: list[int]) -> list[Any]:
-    return [values[at] for at in order]
 
 
 def _sortable(value: Any) -> tuple[bool, Any]:
