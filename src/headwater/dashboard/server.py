@@ -38,6 +38,7 @@ logger = logging.getLogger("headwater.dashboard")
 HOST, PORT = "127.0.0.1", 9090
 LOCAL = {"localhost", "127.0.0.1", "::1"}
 JSON = "application/json; charset=utf-8"
+_PAGE = files("headwater.dashboard").joinpath("page.html")
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; img-src 'self' data:",
@@ -139,7 +140,7 @@ class Dashboard:
         chosen = streams.get(wanted) if wanted else next(iter(streams.values()), None)
         match path:
             case "/":
-                return 200, "text/html; charset=utf-8", _page()
+                return 200, "text/html; charset=utf-8", _PAGE.read_bytes()
             case "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
             case "/health":
@@ -258,10 +259,6 @@ def _hostname(url: str) -> str | None:
 
 def _json(value: object) -> Answer:
     return 200, JSON, json.dumps(value, default=str).encode()
-
-
-def _page() -> bytes:
-    return files("headwater.dashboard").joinpath("page.html").read_bytes()
 
 
 # --- answers of the Pipes SDK's metrics server ----------------------------------------------------

@@ -146,11 +146,6 @@ class DatabaseTarget(KeepsSideTables, KeepsConfig, ABC):
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
 
 
-def delay_s(failures: int) -> float:
-    """Return how long to wait after so many failures."""
-    return min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (failures - 1))
-
-
 class Patience:
     """How long failures of one piece of work are borne: `attempts` times, or else `wait_s` long."""
 
@@ -172,4 +167,4 @@ class Patience:
 
     def wait(self, why: str) -> None:
         """Wait before the next attempt."""
-        self._pause(delay_s(self.failures), why)
+        self._pause(min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (self.failures - 1)), why)
