@@ -208,8 +208,10 @@ class ClickHouseClient:
         return {one["name"] for one in found}
 
     def has(self, name: TableName) -> bool:
-        """Tell whether there is a table."""
-        return bool(self.existing(name.database, [name.name]))
+        """Tell whether there is a table; refused if the client's own database is missing."""
+        sql = "SELECT 1 AS n FROM system.tables "
+        sql += "WHERE database = {database:String} AND name = {name:String}"
+        return bool(self.rows(sql, name.params))
 
     def databases(self) -> list[str]:
         """Return the names of the server's databases, as far as the user may see them."""
