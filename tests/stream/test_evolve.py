@@ -135,7 +135,7 @@ def _read(target: Any, name: str) -> Any:
     """Return the rows of a lake's table, as any reader sees them."""
     if isinstance(target, DeltaTarget):
         return DeltaTable(target.place.local_path / name).to_pyarrow_table()
-    catalog = target.catalog.open()
+    catalog = target.place.open()
     try:
         return catalog.load_table(f"default.{name}").scan().to_arrow()
     finally:
