@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import SparkStartError
-from headwater.spark.archive import SWITCH, Archive, make_later
-from headwater.spark.jvm import JvmProcess
+from headwater.spark.jvm import SWITCH, Archive, JvmProcess, make_later
 from headwater.spark.session import settings_of
 from tests.shared import HANG_S
 
@@ -101,7 +100,7 @@ def test_two_processes_do_not_make_it_at_once(archive: Archive) -> None:
 
 
 MAKING = """
-from headwater.spark.archive import Archive, main
+from headwater.spark.jvm import Archive, main
 Archive._ask_options = lambda archive: []
 main()
 """

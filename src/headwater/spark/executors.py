@@ -179,7 +179,7 @@ Opened = tuple[int, Receipt | None, Iterator[pa.RecordBatch]]
 Opening = Callable[[int, Iterable[Any]], Iterator[Opened]]
 
 
-@dataclass
+@dataclass(eq=False)
 class SpanRows(ExecutorRows):
     """The rows of one output of a span, read or unpacked by the very tasks that work on them.
 

@@ -25,8 +25,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession, SQLContext
 
 from headwater.errors import SparkStartError
-from headwater.spark.archive import Archive
-from headwater.spark.jvm import JvmProcess, cut_wait, find_java
+from headwater.spark.jvm import Archive, JvmProcess, cut_wait, find_java
 
 logger = logging.getLogger("headwater.spark")
 

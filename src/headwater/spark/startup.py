@@ -22,9 +22,8 @@ from pyspark.sql import SparkSession
 
 from headwater.errors import ConnectSessionError, StoppedSparkError
 from headwater.portal import PortalBudget
-from headwater.spark.archive import make_later
 from headwater.spark.entrance import driver_address
-from headwater.spark.jvm import cut_wait
+from headwater.spark.jvm import cut_wait, make_later
 from headwater.spark.local_start import LocalStart, active_context, without_words_of_py4j
 from headwater.spark.relay import PERMITS_PORT, Office, PermitOffice
 from headwater.spark.session import NARROW, active_session, settings_of
