@@ -63,7 +63,7 @@ class SqlAdmin(Admin):
             if self.dialect.exists(session, self._claims):  # streams that have lost their state
                 sql = compose("{sql} UNION SELECT id FROM {claims}", sql=sql, claims=self._claims)
             ids = session.rows(compose("SELECT DISTINCT id FROM ({sql}) AS s ORDER BY 1", sql=sql))
-            return [self._status(session, one) for (one,) in ids]
+            return [self._status(session, stream_id) for (stream_id,) in ids]
 
     def move(
         self, stream_id: str, number: int, *, block_hash: str | None = None, force: bool = False
@@ -87,14 +87,14 @@ class SqlAdmin(Admin):
     def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> None:
         """Forget a stream, its undo data and, unless kept, the rows of its tables."""
         status = find_stream(self.streams(), stream_id)
-        shared = {one.name for one in status.tables if one.shared}
+        shared = {table.name for table in status.tables if table.shared}
         with self._database.administer(stream_id) as session:
             stored = self._database.stored(session, stream_id)
             check_reset(stored.sync.load(), force=force)
             layouts = self._layouts(session, stored)
             stored.undo.remove_all(layouts)
             self._show(session, stored, stream_id, PipeState())
-            own = [one.name for one in layouts if str(one.name) not in shared]
+            own = [layout.name for layout in layouts if str(layout.name) not in shared]
             if own and not keep_data:
                 self._database.empty(session, own)
             if self.dialect.exists(session, self._claims):
@@ -114,9 +114,9 @@ class SqlAdmin(Admin):
         name = self.dialect.name(table)
         with self._database.administer(None) as session:
             claimed = [
-                one.block_column
-                for one in self._layouts(session, self._database.stored(session, stream_id))
-                if one.name.folded == name.folded and one.undo is Undo.APPEND_ONLY
+                layout.block_column
+                for layout in self._layouts(session, self._database.stored(session, stream_id))
+                if layout.name.folded == name.folded and layout.undo is Undo.APPEND_ONLY
             ]
             block = claimed[0] if claimed else BLOCK_COLUMN
             layout = self.dialect.read_table(session, name)
@@ -181,10 +181,12 @@ class SqlAdmin(Admin):
             if change_log:
                 ChangeLog(self.dialect, self._sync.beside(CHANGE_LOG)).create(session)
                 CursorTable(self.dialect, self._sync.beside(CURSORS)).create(session)
-            for one in schema.tables:
-                declared = self.dialect.declare(Table.of(one.name, key=one.key, types=one.types))
+            for table in schema.tables:
+                declared = self.dialect.declare(
+                    Table.of(table.name, key=table.key, types=table.types)
+                )
                 if not self.dialect.exists(session, declared.name):
-                    stored.catalog.create_table(declared, one.schema, None)
+                    stored.catalog.create_table(declared, table.schema, None)
             if schema.sql.strip():
                 self._database.run_script(session, schema.sql)
             return sorted(map(str, self.dialect.tables(session) - before))
@@ -199,13 +201,13 @@ class SqlAdmin(Admin):
 
         A release before claimed none of the tables that have a change log: the log names them.
         """
-        found = []
+        layouts = []
         if self.dialect.exists(session, self._claims):
-            found = stored.catalog.undoable()
+            layouts = stored.catalog.undoable()
         log = self._sync.beside(CHANGE_LOG)
-        if not found and self.dialect.exists(session, log):
-            found = stored.undo.unclaimed(log)
-        return found
+        if not layouts and self.dialect.exists(session, log):
+            layouts = stored.undo.unclaimed(log)
+        return layouts
 
     def _show(self, session: Session, stored: Store, stream_id: str, state: PipeState) -> None:
         """Let the tables that show the stream's cursor say where it is now."""
@@ -240,6 +242,6 @@ class SqlAdmin(Admin):
         log = self._sync.beside(CHANGE_LOG)
         if not tables and self.dialect.exists(session, log):
             names = ChangeLog(self.dialect, log).touched(session, stream_id, -1)
-            tables = [TableStatus(str(one), Undo.CHANGE_LOG.value) for one in names]
+            tables = [TableStatus(str(name), Undo.CHANGE_LOG.value) for name in names]
         state = self._database.stored(session, stream_id).sync.load()
         return StreamStatus(stream_id, state, tuple(tables))

@@ -44,7 +44,7 @@ class Aggregates:
 
     def __init__(self, aggregates: Iterable[Aggregate], declared: Iterable[Table]) -> None:
         self.plans = plan_aggregates(aggregates)
-        self._declared = {one.name.folded for one in declared}
+        self._declared = {table.name.folded for table in declared}
 
     def __bool__(self) -> bool:
         """Tell whether there are any."""
@@ -57,13 +57,13 @@ class Aggregates:
 
     def tables(self, dialect: Dialect, change_log: str | None = None) -> list[Table]:
         """Return the tables that the user has not declared; what they hold is found out later."""
-        made = [
+        tables = [
             dialect.declare(
-                Table(QualifiedName.parse(one.table), one.key, False, change_log=change_log)
+                Table(QualifiedName.parse(plan.table), plan.key, False, change_log=change_log)
             )
-            for one in self.plans
+            for plan in self.plans
         ]
-        return [one for one in made if one.name.folded not in self._declared]
+        return [table for table in tables if table.name.folded not in self._declared]
 
     def write(self, tx: Any, data: Mapping[str, Any], scope: Scope) -> None:
         """Add what a batch contributes; what a hot block changes is captured before."""
@@ -112,9 +112,9 @@ class Recomputed:
 
         `rooms` and `policy` say what became of texts that the table cannot hold.
         """
-        names = {one.casefold(): one for one in stored.column_names}
+        names = {name.casefold(): name for name in stored.column_names}
         wanted: dict[str, pa.Array] = {}
-        found: dict[str, pa.Array] = {}
+        actual: dict[str, pa.Array] = {}
         places = [(name, f"k{at}") for at, name in enumerate(self.plan.key)]
         places += [(name, f"v{at}") for at, name in enumerate(self.plan.operations)]
         lacking = [name for name, _ in places if name.casefold() not in names]
@@ -127,12 +127,12 @@ class Recomputed:
             texts = text_column(column, name), one_array(self._held[place])
             if self._numeric.get(name) or _is_stored_number(column.type):
                 texts = canonical(texts[0]), canonical(texts[1])
-            found[name], wanted[name] = texts
+            actual[name], wanted[name] = texts
         places_of = {name: rooms[names[name.casefold()]] for name in wanted
                      if rooms.get(names[name.casefold()], _FREE).form in TEXTS}  # fmt: skip
-        held = pa.table(wanted)
-        fitting = Fitting.plan(held.schema, places_of, no_row_left_out(policy), VerifyError)
-        return compare_keys(fitting.apply(held, Tally()), pa.table(found), self.plan.key)
+        recomputed = pa.table(wanted)
+        fitting = Fitting.plan(recomputed.schema, places_of, no_row_left_out(policy), VerifyError)
+        return compare_keys(fitting.apply(recomputed, Tally()), pa.table(actual), self.plan.key)
 
 
 def _is_stored_number(kind: pa.DataType) -> bool:
@@ -171,9 +171,9 @@ def delta_changes(
 def _with_integers(shape: Shape, columns: Columns) -> Shape:
     """Return a table with the columns that hold integers, though their type could hold more."""
     changed = {
-        name: replace(one, kind="integer")
-        for name, one in shape.columns.items()
-        if name in columns.long and one.kind == "decimal"
+        name: replace(column, kind="integer")
+        for name, column in shape.columns.items()
+        if name in columns.long and column.kind == "decimal"
     }
     return replace(shape, columns={**shape.columns, **changed})
 
@@ -210,22 +210,22 @@ def find_columns(plan: Plan, data: Mapping[str, Any]) -> Columns:
         source = check_column(schemas[first.source], first, first.keys[name])
         fields[name] = source.with_name(name).with_nullable(False)
     for part in plan.parts:
-        for one in part.measures:
-            if isinstance(one.source, int):
+        for measure in part.measures:
+            if isinstance(measure.source, int):
                 kind = pa.int64()
             else:
-                kind = check_column(schemas[part.source], part, one.source).type
-            numeric[one.column] = one.operation != "last" and _is_number(kind)
-            if one.operation != "last" and not numeric[one.column]:
-                _refuse(part.table, one.column, one.operation, kind)
-            if numeric[one.column] and _is_wide(kind):
-                wide.add(one.column)
-            elif one.operation == "add" and isinstance(one.source, str):
+                kind = check_column(schemas[part.source], part, measure.source).type
+            numeric[measure.column] = measure.operation != "last" and _is_number(kind)
+            if measure.operation != "last" and not numeric[measure.column]:
+                _refuse(part.table, measure.column, measure.operation, kind)
+            if numeric[measure.column] and _is_wide(kind):
+                wide.add(measure.column)
+            elif measure.operation == "add" and isinstance(measure.source, str):
                 if pa.types.is_integer(kind):
-                    long.add(one.column)
+                    long.add(measure.column)
                 else:
                     kind = pa.decimal128(38, kind.scale)
-            fields.setdefault(one.column, pa.field(one.column, kind))
+            fields.setdefault(measure.column, pa.field(measure.column, kind))
     for name in wide | long:
         fields[name] = pa.field(name, pa.string())
     return Columns(

@@ -46,7 +46,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """What the rows of one output contribute to a table. Made by `aggregate`."""
+    """The contribution of one output to a table: its keys and measures. Made by `aggregate`."""
 
     table: str
     source: str
@@ -85,34 +85,34 @@ def aggregate(
 
     Nulls are left out of sums, minima and maxima; where there is nothing else, the result is null.
     """
-    given = _columns(keys)
-    if not table or not source or not given or isinstance(order, str):
+    key_columns = _columns(keys)
+    if not table or not source or not key_columns or isinstance(order, str):
         raise AggregateError(
             "an aggregate needs a table, an output and key columns", table=table, source=source
         )
     measures = [
-        *(Measure(name, "add", one) for name, one in _columns(add).items()),
-        *(Measure(name, "add", one, negative=True) for name, one in _columns(sub).items()),
-        *(Measure(name, "min", one) for name, one in _columns(min).items()),
-        *(Measure(name, "max", one) for name, one in _columns(max).items()),
-        *(Measure(name, "last", one) for name, one in _columns(last).items()),
+        *(Measure(name, "add", source) for name, source in _columns(add).items()),
+        *(Measure(name, "add", source, negative=True) for name, source in _columns(sub).items()),
+        *(Measure(name, "min", source) for name, source in _columns(min).items()),
+        *(Measure(name, "max", source) for name, source in _columns(max).items()),
+        *(Measure(name, "last", source) for name, source in _columns(last).items()),
     ]
-    for one in measures:
-        constant = isinstance(one.source, int) and not isinstance(one.source, bool)
-        if not isinstance(one.source, str) and not (constant and one.operation == "add"):
+    for measure in measures:
+        constant = isinstance(measure.source, int) and not isinstance(measure.source, bool)
+        if not isinstance(measure.source, str) and not (constant and measure.operation == "add"):
             raise AggregateError(
                 "a column's name is needed; only sums take integers",
                 table=table,
-                column=one.column,
-                got=repr(one.source),
+                column=measure.column,
+                got=repr(measure.source),
             )
-    keyed = {name: str(one) for name, one in given.items()}
+    keyed = {name: str(source) for name, source in key_columns.items()}
     return Aggregate(table, source, keyed, tuple(measures), tuple(order))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that contributes to one table: its key, and the operation of each other column."""
+    """The aggregates of one table: its key, and the operation of each other column."""
 
     table: str
     key: tuple[str, ...]
@@ -127,8 +127,8 @@ def plan_aggregates(aggregates: Iterable[Aggregate]) -> list[Plan]:
         AggregateError: two contributions contradict each other.
     """
     tables: dict[str, list[Aggregate]] = {}
-    for given in aggregates:
-        tables.setdefault(given.table, []).append(given)
+    for part in aggregates:
+        tables.setdefault(part.table, []).append(part)
     plans = []
     for table, parts in tables.items():
         key, operations = tuple(parts[0].keys), dict[str, Operation]()
@@ -139,23 +139,27 @@ def plan_aggregates(aggregates: Iterable[Aggregate]) -> list[Plan]:
                     table=table,
                     keys=[list(key), list(part.keys)],
                 )
-            twice = [one.column for one in part.measures]
-            for one in part.measures:
-                known = operations.setdefault(one.column, one.operation)
-                if known != one.operation or one.column in key or twice.count(one.column) > 1:
+            twice = [measure.column for measure in part.measures]
+            for measure in part.measures:
+                known = operations.setdefault(measure.column, measure.operation)
+                if (
+                    known != measure.operation
+                    or measure.column in key
+                    or twice.count(measure.column) > 1
+                ):
                     raise AggregateError(
                         "a column is one thing: part of the key, a sum, a minimum, …",
                         table=table,
-                        column=one.column,
+                        column=measure.column,
                     )
         plans.append(Plan(table, key, operations, tuple(parts)))
     return plans
 
 
-def _columns(given: Mapping[str, str | int] | Columns) -> dict[str, str | int]:
-    if isinstance(given, str):
-        raise AggregateError("columns are a list or a mapping", got=repr(given))
-    return dict(given) if isinstance(given, Mapping) else {name: name for name in given}
+def _columns(columns: Mapping[str, str | int] | Columns) -> dict[str, str | int]:
+    if isinstance(columns, str):
+        raise AggregateError("columns are a list or a mapping", got=repr(columns))
+    return dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
 
 
 # --- what a batch contributes ---------------------------------------------------------------------
@@ -188,7 +192,7 @@ def delta_schema(plan: Plan) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """What one aggregate makes of its output's rows. It pickles, and runs on executors too."""
+    """Sums up an output's rows for one aggregate. It can be pickled, and runs on executors too."""
 
     plan: Plan
     part: Aggregate
@@ -197,11 +201,11 @@ class Reducer:
 
     def __call__(self, batches: Iterable[pa.RecordBatch], part: int) -> Iterator[pa.RecordBatch]:
         """Reduce a part; the memory of the keys that it holds is enough."""
-        held = delta_schema(self.plan).empty_table()
+        reduced = delta_schema(self.plan).empty_table()
         for batch in batches:
             rows = self.contribution(pa.Table.from_batches([batch]))
-            held = reduce_delta(self.plan, pa.concat_tables([held, rows]), self.numeric)
-        yield from held.to_batches()
+            reduced = reduce_delta(self.plan, pa.concat_tables([reduced, rows]), self.numeric)
+        yield from reduced.to_batches()
 
     def contribution(self, frame: pa.Table) -> pa.Table:
         """Return what each row contributes, not reduced yet."""
@@ -214,7 +218,7 @@ class Reducer:
                     "a key is null; leave such rows out before", table=part.table, column=name
                 )
             columns.append(texts)
-        measures = {one.column: one for one in part.measures}
+        measures = {measure.column: measure for measure in part.measures}
         place: pa.Array | None = None
         for name, operation in self.plan.operations.items():
             measure = measures.get(name)
@@ -275,13 +279,13 @@ def reduce_delta(plan: Plan, delta: pa.Table, numeric: Mapping[str, bool]) -> pa
         return delta
     keys = [one_array(delta[f"k{at}"]) for at in range(len(plan.key))]
     codes = codes_of(keys[0])[0]
-    for one in keys[1:]:
-        codes = combine(codes, codes_of(one)[0])
+    for key in keys[1:]:
+        codes = combine(codes, codes_of(key)[0])
     order = sorted_by(codes)
     new = np.append(True, codes[order][1:] != codes[order][:-1])
     groups: Codes = np.cumsum(new) - 1
     count = int(groups[-1]) + 1
-    columns = [one.take(pa.array(order[new])) for one in keys]
+    columns = [column.take(pa.array(order[new])) for column in keys]
     for at, (name, operation) in enumerate(plan.operations.items()):
         values = one_array(delta[f"v{at}"]).take(pa.array(order))
         if operation == "last":
@@ -291,8 +295,8 @@ def reduce_delta(plan: Plan, delta: pa.Table, numeric: Mapping[str, bool]) -> pa
         elif numeric[name]:
             columns.append(_reduced(values, groups, count, FIELD_OPERATIONS.index(operation)))
         else:
-            found = _extreme(values, groups, count, largest=operation == "max")
-            columns.append(values.take(found))
+            extremes = _extreme(values, groups, count, largest=operation == "max")
+            columns.append(values.take(extremes))
     return pa.Table.from_arrays(columns, schema=delta.schema)
 
 

@@ -25,7 +25,7 @@ from headwater.targets.text import Fragment, QualifiedName, columns, compose, qu
 from headwater.targets.values import Fitting
 
 CLAIMS = "__tables"
-"""How the table of claims is called, after the table of state that it stands beside."""
+"""The suffix of the table of claims; before it stands the name of the table of state."""
 _CLAIMED = {"id", "table_schema", "table_name", "undo", "block_column"}
 
 
@@ -53,7 +53,7 @@ class Catalog:
         self._id = stream_id
         self._sync = settings.sync
         self._claims = settings.sync.suffixed(CLAIMS)
-        self._declared = {one.name.folded: one for one in declared}
+        self._declared = {table.name.folded: table for table in declared}
         self._automatic = automatic
         self._names: dict[str, QualifiedName] = {}
         self._layouts: dict[tuple[str, str], Layout] = {}
@@ -91,22 +91,22 @@ class Catalog:
 
     def declared(self, name: QualifiedName) -> Table:
         """Return a declaration; refuse a table that was not declared."""
-        found = self._declared.get(name.folded)
-        if found is None and self._automatic:
-            found = self._declared[name.folded] = Table(name)
-        if found is None:
-            declared = [str(one.name) for one in self._declared.values()]
+        table = self._declared.get(name.folded)
+        if table is None and self._automatic:
+            table = self._declared[name.folded] = Table(name)
+        if table is None:
+            declared = [str(other.name) for other in self._declared.values()]
             raise self._dialect.errors.undeclared(
                 "a table that was not declared", table=name, declared=declared
             )
-        return found
+        return table
 
     def layout(self, name: QualifiedName) -> Layout | None:
         """Return how a declared table is now; None while it does not exist."""
-        found = self._layouts.get(name.folded) or self._find(self.declared(name))
-        if found is not None:
-            self._layouts[name.folded] = found
-        return found
+        layout = self._layouts.get(name.folded) or self._find(self.declared(name))
+        if layout is not None:
+            self._layouts[name.folded] = layout
+        return layout
 
     def prepare(
         self,
@@ -156,7 +156,7 @@ class Catalog:
         known = self._fittings.get((layout.name, schema))
         if known is None:
             block = self._dialect.fold(layout.block_column)
-            own = (one for one in schema.names if self._dialect.fold(one) == block)
+            own = (name for name in schema.names if self._dialect.fold(name) == block)
             known = self._fittings[layout.name, schema] = Fitting.plan(
                 schema,
                 self.rooms(layout, schema.names),
@@ -171,25 +171,27 @@ class Catalog:
         known = self._rooms.get(layout.name.folded)
         if known is None or known[0] is not layout:
             known = self._rooms[layout.name.folded] = layout, self._all_rooms(layout)
-        found = {name: self.spelled(layout, name) for name in names}
-        return {name: known[1][one] for name, one in found.items() if one in known[1]}
+        spellings = {name: self.spelled(layout, name) for name in names}
+        return {
+            name: known[1][spelling] for name, spelling in spellings.items() if spelling in known[1]
+        }
 
     def _all_rooms(self, layout: Layout) -> dict[str, Room]:
-        rooms = {one.name: self._dialect.room(one) for one in layout.columns.values()}
+        rooms = {column.name: self._dialect.room(column) for column in layout.columns.values()}
         declared = self._declared.get(layout.name.folded)
-        planned = () if declared is None else tuple((False, one) for one in declared.indexes)
-        for unique, given in ((True, layout.key), *layout.indexes, *planned):
-            index = [self.spelled(layout, one) for one in given]
-            long = [one for one in index if rooms[one].form in (Form.TEXT, Form.BYTES)]
-            for one in index:
-                size, share = rooms[one].size, self._dialect.longest_key
-                if share is not None and one in long:
+        planned = () if declared is None else tuple((False, index) for index in declared.indexes)
+        for unique, names in ((True, layout.key), *layout.indexes, *planned):
+            index = [self.spelled(layout, name) for name in names]
+            long = [name for name in index if rooms[name].form in (Form.TEXT, Form.BYTES)]
+            for name in index:
+                size, share = rooms[name].size, self._dialect.longest_key
+                if share is not None and name in long:
                     share //= len(long)
                     size = share if size is None else min(size, share)
-                rooms[one] = replace(rooms[one], size=size, unique=rooms[one].unique or unique)
+                rooms[name] = replace(rooms[name], size=size, unique=rooms[name].unique or unique)
         return {
-            name: replace(one, required=name in layout.key or layout.columns[name].required)
-            for name, one in rooms.items()
+            name: replace(room, required=name in layout.key or layout.columns[name].required)
+            for name, room in rooms.items()
         }
 
     def spelled(self, layout: Layout, column: str) -> str:
@@ -197,7 +199,7 @@ class Catalog:
         if column in layout.columns:
             return column
         fold = self._dialect.fold
-        return next((one for one in layout.columns if fold(one) == fold(column)), column)
+        return next((name for name in layout.columns if fold(name) == fold(column)), column)
 
     def undoable(self) -> list[Layout]:
         """Return every table that this stream has ever claimed and that still exists."""
@@ -209,13 +211,13 @@ class Catalog:
             note=self._dialect.claim_note.split()[0],
             order=self._dialect.claim_order,
         )
-        found = []
+        layouts = []
         for schema, table, undo, key, block_column, note in rows:
             layout = self._dialect.read_table(self._session, self._dialect.name_type(schema, table))
             if layout is not None:
                 layout = layout.undone(Undo(undo), block_column)
-                found.append(self._as_claimed(layout, tuple(json.loads(key)), note))
-        return found
+                layouts.append(self._as_claimed(layout, tuple(json.loads(key)), note))
+        return layouts
 
     def claim_cursors(self, name: QualifiedName) -> None:
         """Note that a table shows the stream's cursor, for what moves it outside a run."""
@@ -236,9 +238,9 @@ class Catalog:
     def create_table(self, declared: Table, schema: pa.Schema, key: Sequence[str] | None) -> Undo:
         """Create a table for rows of this schema; return how a fork will undo it."""
         fold, key = self._dialect.fold, declared.key or tuple(key or ())
-        names = {fold(one) for one in schema.names}
-        indexed = [one for index in declared.indexes for one in index]
-        lacking = [one for one in (*key, *declared.types, *indexed) if fold(one) not in names]
+        names = {fold(name) for name in schema.names}
+        indexed = [name for index in declared.indexes for name in index]
+        lacking = [name for name in (*key, *declared.types, *indexed) if fold(name) not in names]
         if lacking:
             raise self._dialect.errors.table(
                 "columns that the frame lacks", table=declared.name, columns=lacking
@@ -246,7 +248,8 @@ class Catalog:
         self._refuse_names(declared.name, schema)
         undo = self._undo(declared, key, names)
         parts = [
-            f"{quote(one.name)} {self._dialect.declared_type(declared, one)}" for one in schema
+            f"{quote(field.name)} {self._dialect.declared_type(declared, field)}"
+            for field in schema
         ]
         if key and not (self.defers_indexes and undo is not Undo.NONE):
             parts.append(f"PRIMARY KEY ({columns(key)})")
@@ -261,13 +264,13 @@ class Catalog:
         layout, declared = self.layout(name), self.declared(name)
         if layout is None:
             return
-        for one in schema:
-            if self.spelled(layout, one.name) not in layout.columns:
-                kind = self._dialect.declared_type(declared, one)
+        for field in schema:
+            if self.spelled(layout, field.name) not in layout.columns:
+                kind = self._dialect.declared_type(declared, field)
                 self._session.run(
                     "ALTER TABLE {table} ADD COLUMN {column} {kind}",
                     table=name,
-                    column=one.name,
+                    column=field.name,
                     kind=Fragment(kind),
                 )
                 self._look_again_at(name)
@@ -314,10 +317,10 @@ class Catalog:
         return Undo.KEYLESS
 
     def _refuse_names(self, name: QualifiedName, schema: pa.Schema) -> None:
-        names = [self._dialect.fold(one) for one in schema.names]
+        names = [self._dialect.fold(column) for column in schema.names]
         self._dialect.check_columns(name, schema.names)
-        twice = {one for one in names if names.count(one) > 1}
-        reserved = {one for one in names if one.startswith(RESERVED)}
+        twice = {column for column in names if names.count(column) > 1}
+        reserved = {column for column in names if column.startswith(RESERVED)}
         if twice or reserved or not names:
             raise self._dialect.errors.table(
                 f"a frame needs columns whose names {self._dialect.differ} and do not begin with "
@@ -389,12 +392,12 @@ class Catalog:
 
         Also those of this stream's id to any table with the same change log.
         """
-        found: list[tuple[str, str, str]] = []
+        others: list[tuple[str, str, str]] = []
         for claims in self._dialect.tables_ending(self._session, CLAIMS):
             if claims.folded == self._claims.folded:
                 continue
-            held = self._dialect.read_table(self._session, claims)
-            if held is None or not held.columns.keys() >= _CLAIMED:
+            layout = self._dialect.read_table(self._session, claims)
+            if layout is None or not layout.columns.keys() >= _CLAIMED:
                 continue  # a table of the user's
             rows = self._session.rows(
                 "SELECT id, undo FROM {claims} WHERE ({same_table}) "
@@ -403,8 +406,8 @@ class Catalog:
                 claims=claims,
                 same_table=self._dialect.same_table,
             )
-            found += [(str(claims), *row) for row in rows]
-        return found
+            others += [(str(claims), *row) for row in rows]
+        return others
 
     def _claim(self, layout: Layout) -> None:
         """Store how the table is undone; refuse what contradicts an earlier claim."""

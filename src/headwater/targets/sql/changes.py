@@ -36,17 +36,17 @@ from headwater.changes.values import one_spelling
 from headwater.errors import ChangeNumberError, TableMismatchError
 
 INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = KINDS = tuple(
-    one.letter for one in ROW_OPERATIONS
+    operation.letter for operation in ROW_OPERATIONS
 )
 ABSENT = NEW_ONLY.letter
 _ALL = (*ROW_OPERATIONS, NEW_ONLY)
-DELETING = frozenset(one.letter for one in _ALL if one.deletes)
-CHANGING = frozenset(one.letter for one in _ALL if one.changes)
-MAKING = frozenset(one.letter for one in _ALL if one.makes == "always")
-MAKING_ABSENT = frozenset(one.letter for one in _ALL if one.makes == "absent")
+DELETING = frozenset(operation.letter for operation in _ALL if operation.deletes)
+CHANGING = frozenset(operation.letter for operation in _ALL if operation.changes)
+MAKING = frozenset(operation.letter for operation in _ALL if operation.makes == "always")
+MAKING_ABSENT = frozenset(operation.letter for operation in _ALL if operation.makes == "absent")
 SET, GIVEN, FILL, ADD, RAISE, LOWER = "set", "given", "set_if_null", "add", "max", "min"
 APPLIED = (FILL, ADD, RAISE, LOWER)  # in this order
-_SQL = {one.name: one.sql for one in FIELD_CHANGES}
+_SQL = {change.name: change.sql for change in FIELD_CHANGES}
 _OPERATIONS = list(_SQL)
 
 Steps = dict[str, frozenset[str]]
@@ -82,7 +82,7 @@ class Shape:
 
     def schema(self) -> TableSchema:
         """Return the declaration that changes are checked with."""
-        kinds = {one.name: one.kind for one in self.columns.values()}
+        kinds = {column.name: column.kind for column in self.columns.values()}
         return TableSchema(self.name, self.key, kinds)
 
     def agreed(self, declared: str | TableSchema) -> Shape:
@@ -102,19 +102,19 @@ class Shape:
             )
         columns = dict(self.columns)
         for name, kind in declared.columns.items():
-            held = columns.get(name)
-            wider = held is not None and (held.kind, kind) == ("decimal", "integer")
-            if held is None or not (held.kind == kind or wider):
+            stored = columns.get(name)
+            wider = stored is not None and (stored.kind, kind) == ("decimal", "integer")
+            if stored is None or not (stored.kind == kind or wider):
                 raise TableMismatchError(
                     "the table lacks a declared column"
-                    if held is None
+                    if stored is None
                     else "a column holds another kind of values than declared",
                     table=self.name,
                     column=name,
                     declared=kind,
-                    found=", ".join(self.columns) if held is None else held.type,
+                    found=", ".join(self.columns) if stored is None else stored.type,
                 )
-            columns[name] = replace(held, kind=kind)
+            columns[name] = replace(stored, kind=kind)
         return replace(self, columns=columns)
 
 
@@ -153,12 +153,12 @@ class TableChanges:
         else:
             value = "NULL" if held is None else held
             for step in steps:
-                given = self._operand(name, step)
+                operand = self._operand(name, step)
                 is_sum_of_one = (step, value) == (ADD, "NULL")
-                value = given if is_sum_of_one else _SQL[step].format(held=value, value=given)
+                value = operand if is_sum_of_one else _SQL[step].format(held=value, value=operand)
             if SET in self.steps[name]:
-                given, fixed = self._operand(name, GIVEN), self._operand(name, SET)
-                value = f"CASE WHEN {given} THEN {fixed} ELSE {value} END"
+                is_given, fixed = self._operand(name, GIVEN), self._operand(name, SET)
+                value = f"CASE WHEN {is_given} THEN {fixed} ELSE {value} END"
         default = self.shape.columns[name].default
         if held is not None or default is None or name in self.always:
             return value
@@ -216,12 +216,12 @@ class Rounds:
     def _all(self, folded: pa.Table, places: Codes) -> list[TableChanges]:
         encoded = folded["table"].combine_chunks().dictionary_encode()
         codes = encoded.indices.to_numpy(zero_copy_only=False)
-        made = []
+        changes = []
         for code, name in enumerate(encoded.dictionary.to_pylist()):
             rows = np.flatnonzero(codes == code)
             mine = folded if len(rows) == folded.num_rows else folded.take(pa.array(rows))
-            made.append(self._one(self._shapes[name], mine.combine_chunks(), places[rows]))
-        return made
+            changes.append(self._one(self._shapes[name], mine.combine_chunks(), places[rows]))
+        return changes
 
     def _one(self, shape: Shape, rows: pa.Table, places: Codes) -> TableChanges:
         names = column(rows, "operation")
@@ -264,8 +264,8 @@ class Rounds:
         writes = ~np.isin(kinds, (DELETE, TRANSIENT))
         always = [
             name
-            for (name, step), given in columns.items()
-            if step == GIVEN and np.asarray(given)[writes].all()
+            for (name, step), values in columns.items()
+            if step == GIVEN and np.asarray(values)[writes].all()
         ]
         kept = frozenset(np.unique(kinds).tolist())
         return TableChanges(shape, pa.table(frame), kept, used, frozenset(always))
@@ -298,16 +298,16 @@ def _round_bounds(folded: pa.Table, floor: int) -> list[int]:
 def _divergent(fields: pa.Array, fresh: pa.Array, kinds: Any) -> Codes:
     """Return the upserts that do different things to a row that is there and to a new one."""
     upserts: Codes = np.flatnonzero(kinds == UPSERT)
-    there, new = (one.take(pa.array(upserts)) for one in (fields, fresh))
+    there, new = (lists.take(pa.array(upserts)) for lists in (fields, fresh))
     lengths = lengths_of(there)
     odd: Mask = lengths != lengths_of(new)
     alike = np.flatnonzero(~odd)
-    one, other = (each.take(pa.array(alike)).flatten() for each in (there, new))
-    if not len(one):
+    left, right = (lists.take(pa.array(alike)).flatten() for lists in (there, new))
+    if not len(left):
         return upserts[odd]
-    values = pc.fill_null(pc.equal(one.field(1), other.field(1)), False)
-    nulls = pc.and_(pc.is_null(one.field(1)), pc.is_null(other.field(1)))
-    equal = pc.and_(pc.equal(one.field(0), other.field(0)), pc.or_(values, nulls))
+    values = pc.fill_null(pc.equal(left.field(1), right.field(1)), False)
+    nulls = pc.and_(pc.is_null(left.field(1)), pc.is_null(right.field(1)))
+    equal = pc.and_(pc.equal(left.field(0), right.field(0)), pc.or_(values, nulls))
     parents = np.repeat(alike, lengths[alike])
     odd[parents[~np.asarray(equal)]] = True
     return upserts[odd]
@@ -325,7 +325,7 @@ def _scatter(
     shape: Shape, parts: list[tuple[Codes, pa.Array]], size: int
 ) -> dict[tuple[str, str], pa.Array]:
     """Return a column for each step that is in use."""
-    rows = np.concatenate([one for one, _ in parts])
+    rows = np.concatenate([places for places, _ in parts])
     if not len(rows):
         return {}
     names = pa.concat_arrays([entries.field(0) for _, entries in parts])
@@ -340,7 +340,7 @@ def _scatter(
     )
     operations = pc.index_in(steps, value_set=pa.array(_OPERATIONS)).to_numpy().astype(np.int64)
     codes = columns * len(_OPERATIONS) + operations
-    found: dict[tuple[str, str], pa.Array] = {}
+    by_step: dict[tuple[str, str], pa.Array] = {}
     for code in codes[first_places(codes)].tolist():
         name, operation = known[code // len(_OPERATIONS)], _OPERATIONS[code % len(_OPERATIONS)]
         entries = np.flatnonzero(codes == code)
@@ -348,12 +348,12 @@ def _scatter(
         source = np.full(size, -1, np.int64)
         source[rows[entries]] = np.arange(len(entries))
         full = (source >= 0).all()
-        found[name, operation] = (
+        by_step[name, operation] = (
             taken(texts, source) if full else texts.take(pa.array(source, mask=source < 0))
         )
         if operation == SET:
-            found[name, GIVEN] = pa.array(source >= 0)
-    return found
+            by_step[name, GIVEN] = pa.array(source >= 0)
+    return by_step
 
 
 def _spell(shape: Shape, name: str, values: pa.Array) -> pa.Array:

@@ -205,7 +205,7 @@ class Dialect:
         most = self.longest_name
         if most is None:
             return
-        wrong = [one for one in names if len(one.encode()) > most or "\0" in one]
+        wrong = [name for name in names if len(name.encode()) > most or "\0" in name]
         if wrong:
             raise self.errors.name(
                 f"names of columns are cut after {most} bytes", table=table, columns=wrong

@@ -31,7 +31,7 @@ from headwater.targets.tables import TableOptions, declare_tables
 from headwater.targets.text import QualifiedName
 
 PRUNE_EVERY = 25
-_BELOW_ALL = -1  # of all blocks
+_BELOW_ALL = -1  # the number below all blocks
 _ANY = "SELECT 1 FROM {t} LIMIT 1"
 logger = logging.getLogger("headwater.targets")
 
@@ -51,10 +51,10 @@ class SqlTarget(DatabaseTarget):
         super().__init__(callbacks, database.settings.id, policy)
         if callbacks.on_data is not None and tables is None:
             raise dialect.errors.undeclared("on_data is given, but not the tables that it writes")
-        declared = [dialect.declare(one) for one in declare_tables(tables or (), Table)]
+        declared = [dialect.declare(table) for table in declare_tables(tables or (), Table)]
         self._database = database
         self._aggregates = Aggregates(tuple(aggregates), declared)
-        log = next((one.change_log for one in declared if one.change_log), None)
+        log = next((table.change_log for table in declared if table.change_log), None)
         self._tables = (*declared, *self._aggregates.tables(dialect, log))
         self._commits = self._undo_rows = 0
         self._side_tables: tuple[SideTable, ...] = ()
@@ -84,7 +84,7 @@ class SqlTarget(DatabaseTarget):
     @property
     def untracked(self) -> list[QualifiedName]:
         """The tables that are declared, and of which nothing is stored: for `verify`."""
-        return [one.name for one in self._tables if one.untracked]
+        return [table.name for table in self._tables if table.untracked]
 
     # --- opening ----------------------------------------------------------------------------------
 
@@ -197,9 +197,9 @@ class SqlTarget(DatabaseTarget):
             return
         undo, layouts = self._store.undo, self._store.catalog.undoable()
         logs = {
-            str(undo.log(one).name(one))
-            for one in layouts
-            if one.undo in KEPT and undo.holds_above([one], _BELOW_ALL)
+            str(undo.log(layout).name(layout))
+            for layout in layouts
+            if layout.undo in KEPT and undo.holds_above([layout], _BELOW_ALL)
         }
         kept = [*sorted(logs), *self._store.side.held(), *self._filled(layouts)]
         if kept:
@@ -217,13 +217,13 @@ class SqlTarget(DatabaseTarget):
         """
         if self._callbacks.on_data is not None:
             return []
-        declared = {one.name.folded for one in self._tables}
+        declared = {table.name.folded for table in self._tables}
         return [
-            str(one.name)
-            for one in layouts
-            if one.undo is Undo.APPEND_ONLY
-            and one.name.folded not in declared
-            and self._store.session.rows(_ANY, t=one.name)
+            str(layout.name)
+            for layout in layouts
+            if layout.undo is Undo.APPEND_ONLY
+            and layout.name.folded not in declared
+            and self._store.session.rows(_ANY, t=layout.name)
         ]
 
     def _refuse_rows_of_others(self, first: Batch[Delivery]) -> None:
@@ -241,7 +241,7 @@ class SqlTarget(DatabaseTarget):
         """
         layouts, number = self._store.catalog.undoable(), self._state.number
         if self._state.cursor is None:
-            layouts = [one for one in layouts if one.undo is not Undo.APPEND_ONLY]
+            layouts = [layout for layout in layouts if layout.undo is not Undo.APPEND_ONLY]
         if self._store.undo.holds_above(layouts, number):
             logger.warning("rows.undone id=%s above=%d", self._id, number)
             self._store.undo.restore(layouts, number)
@@ -265,10 +265,10 @@ class SqlTarget(DatabaseTarget):
             raise
 
     def _look(self, work: Callable[[], Found]) -> Found:
-        found: list[Found] = []
+        results: list[Found] = []
         self._open()
-        self._database.look(lambda: found.append(work()))
-        return found[-1]
+        self._database.look(lambda: results.append(work()))
+        return results[-1]
 
     def _open(self) -> None:
         if not self._database.is_open:
@@ -346,7 +346,8 @@ class SqlTarget(DatabaseTarget):
         If the answer to a COMMIT was lost, the configuration tells that it has succeeded.
         """
         scopes = [
-            Scope(batch.state.number, one.from_block - 1, hot=False) for one, batch in batches
+            Scope(batch.state.number, covered.from_block - 1, hot=False)
+            for covered, batch in batches
         ]
 
         def write() -> None:

@@ -1,6 +1,6 @@
 """Changes into tables, with a change log that undoes them: PostgreSQL or DuckDB as a target.
 
-Four phases: while a block can still be reorganized, what each of its changes found is written to
+Four phases: while a block can still be reorganized, the rows before its changes are written to
 `substreams_history`; a fork is a rollback to a safe cursor; the rows above it are put back to what
 the change log says, a set at a time; and what is final is forgotten. All of it happens in the
 transaction that also changes the tables and stores the state.
@@ -81,7 +81,7 @@ def history_target(
         unrepresentable: what is done with a text that a column cannot hold: `"replace"`, `"null"`
             or `"stop"`. No change is left out, so `"skip"` replaces, too.
     """
-    given = _checked_names(tables, history_table, cursors_table)
+    declared = _checked_names(tables, history_table, cursors_table)
     check_address(place, "postgres", "duckdb")
     extra = "duckdb" if isinstance(place, Path) else kind_of(place)
     kind: type[Database[Any]] = import_extra(extra, "DATABASE", ".target")
@@ -91,16 +91,16 @@ def history_target(
         )
     policy, database = check_policy(unrepresentable), kind(place, settings)
     log, cursors = map(database.settings.sync.beside, (history_table, cursors_table))
-    return HistoryTarget(database, given, log, cursors, aggregates, policy, shared_with_sink)
+    return HistoryTarget(database, declared, log, cursors, aggregates, policy, shared_with_sink)
 
 
 def _checked_names(
     tables: Iterable[str | TableSchema], change_log: str, cursors: str
 ) -> tuple[str | TableSchema, ...]:
     """Check what the user gave."""
-    given = tuple(tables)
-    names = [_table_name(one) for one in given]
-    if isinstance(tables, str) or not given or len(set(names)) < len(names):
+    declared = tuple(tables)
+    names = [_table_name(table) for table in declared]
+    if isinstance(tables, str) or not declared or len(set(names)) < len(names):
         raise TableDeclarationError(
             "tables= takes a list of names and TableSchemas, each table once", tables=names
         )
@@ -110,12 +110,12 @@ def _checked_names(
             history_table=change_log,
             cursors_table=cursors,
         )
-    return given
+    return declared
 
 
-def _table_name(given: str | TableSchema) -> str:
+def _table_name(table: str | TableSchema) -> str:
     """Return the name by which changes call a table."""
-    return given if isinstance(given, str) else given.name
+    return table if isinstance(table, str) else table.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,9 @@ class HistoryTarget(SqlTarget):
         final_of: FinalOf | None,
     ) -> None:
         dialect = database.dialect
-        own = [Table(one, untracked=True) for one in (log, cursors)]
-        named = [dialect.declare(_table_name(one)) for one in tables]
-        declared = [*own, *(replace(one, change_log=log.full) for one in named)]
+        own = [Table(name, untracked=True) for name in (log, cursors)]
+        named = [dialect.declare(_table_name(table)) for table in tables]
+        declared = [*own, *(replace(table, change_log=log.full) for table in named)]
         callbacks = Callbacks.check(self._apply_changes, self._prepare_tables)
         super().__init__(database, declared, aggregates, callbacks, policy)
         self._dialect, self._given = dialect, tables
@@ -194,7 +194,7 @@ class HistoryTarget(SqlTarget):
         tx.store.catalog.claim_cursors(self._cursors)
         if self._sink is not None:
             self._sink.take_over(tx.store)
-        dialect.check_change_log_tables(session, [one.name for one in self._layouts.values()])
+        dialect.check_change_log_tables(session, [layout.name for layout in self._layouts.values()])
         self._arrange = tx.store.merger.arrange
         self._rounds, self._shapes = Rounds(shapes), shapes
 
@@ -203,7 +203,7 @@ class HistoryTarget(SqlTarget):
         if isinstance(declared, str) or self._dialect.exists(tx.session, name):
             return
         types = tx.store.merger.types
-        parts = [f"{quote(one)} {types[kind]}" for one, kind in declared.columns.items()]
+        parts = [f"{quote(column)} {types[kind]}" for column, kind in declared.columns.items()]
         self._dialect.make_schema(tx.session, name.schema)
         tx.session.run(
             "CREATE TABLE {table} ({parts}, PRIMARY KEY ({key}))",
@@ -214,7 +214,9 @@ class HistoryTarget(SqlTarget):
 
     def _unknown(self, session: Any, name: QualifiedName) -> UnknownTableError:
         tables = sorted(
-            one.name for one in self._dialect.tables(session) if one.folded[0] == name.folded[0]
+            table.name
+            for table in self._dialect.tables(session)
+            if table.folded[0] == name.folded[0]
         )
         return UnknownTableError(
             "the database has no such table", table=name.full, known=", ".join(tables) or "none"
@@ -229,8 +231,8 @@ class HistoryTarget(SqlTarget):
         if work.laid_out is None:
             rounds = merger.rounds(self._rounds, self._shapes.values(), work.rows, work.floor)
         fitted = (
-            [tx.fitted_changes(one, self._layouts[one.shape.name]) for one in several]
-            for several in rounds
+            [tx.fitted_changes(changes, self._layouts[changes.shape.name]) for changes in group]
+            for group in rounds
         )
         merger.apply(fitted, self._layouts, work.floor)
 
@@ -275,7 +277,7 @@ class HistoryTarget(SqlTarget):
     def _lay_out(self, folded: pa.Table, last: int) -> list[TableChanges]:
         """Return the frames of folded changes of final blocks up to `last`. In any thread."""
         rounds = self._rounds.by_block(folded, last)
-        return [self._arrange(one) for changes in rounds for one in changes]
+        return [self._arrange(changes) for group in rounds for changes in group]
 
     def prepare_batch(self, batch: Batch[Delivery]) -> Batch[Delivery]:
         """Return a batch whose changes are checked; those of final blocks are folded by executors.
@@ -287,24 +289,24 @@ class HistoryTarget(SqlTarget):
         shapes, ahead = self._shapes, batch.data.ahead
         if isinstance(ahead, Folded) and ahead.shapes is shapes and not batch.state.is_hot:
             return batch.with_data(Delivery({}, ahead, batch.data.side))
-        given, sources = batch.data.data, self._aggregates.sources
+        data, sources = batch.data.data, self._aggregates.sources
         frames = {
             name: frame
-            for name, frame in given.items()
+            for name, frame in data.items()
             if name not in sources or not _lacking(frame)
         }
-        far = [] if batch.state.is_hot else [executor_rows(one) for one in frames.values()]
-        if far and all(one is not None and one.reaches_driver for one in far):
+        far = [] if batch.state.is_hot else [executor_rows(frame) for frame in frames.values()]
+        if far and all(rows is not None and rows.reaches_driver for rows in far):
             from headwater.spark.folding import fold_on_executors
 
             for name, frame in frames.items():
                 _refuse_other_frames(name, frame)
             changes, tables = list(frames.values()), _schemas(shapes)
-            held: Any = Folded(*fold_on_executors(changes, tables, batch.state.number))
+            prepared: Any = Folded(*fold_on_executors(changes, tables, batch.state.number))
         else:
-            held = _checked(frames, shapes)
-        summed = {name: frame for name, frame in given.items() if name in sources}
-        return batch.with_data(Delivery(summed, held, batch.data.side))
+            prepared = _checked(frames, shapes)
+        summed = {name: frame for name, frame in data.items() if name in sources}
+        return batch.with_data(Delivery(summed, prepared, batch.data.side))
 
     def commit(self, batches: Sequence[Batch[Delivery]], state: PipeState) -> None:
         """Apply the batches and store their state in one transaction.
@@ -315,22 +317,22 @@ class HistoryTarget(SqlTarget):
         for batch in batches:
             _refuse_blocks(batch.data.ctx, before, batch.state.cursor)
             before = batch.state.cursor
-        given: list[Batch[Delivery]] = []
+        folded: list[Batch[Delivery]] = []
         if batches:
             works = _works([batch.data.ctx for batch in batches], state.undo_floor)
-            given = [
+            folded = [
                 batch.with_data(Delivery(batch.data.data, work, batch.data.side))
                 for batch, work in zip(batches, works, strict=True)
             ]
-        super().commit(given, state)
+        super().commit(folded, state)
 
     # --- blocks that the stream has passed --------------------------------------------------------
 
     def begin_fill(self, outputs: Collection[str], tables: Sequence[str] | None) -> Sequence[str]:
         """Return the tables that are empty: only there no change of a later block comes first."""
         if tables is None:
-            names = {name: one.name for name, one in self._layouts.items()}
-            tables = sorted(name for name, one in names.items() if not self.holds_rows(one))
+            names = {name: layout.name for name, layout in self._layouts.items()}
+            tables = sorted(name for name, table in names.items() if not self.holds_rows(table))
         self._fillable = frozenset(tables)
         return tables
 
@@ -350,22 +352,22 @@ class HistoryTarget(SqlTarget):
         replace: bool,
     ) -> None:
         """Apply changes of final blocks to tables that nothing else has written, with how far."""
-        held = [batch.data.ctx for _, batch in batches]
-        self._check_tables(held)
-        for (covered, batch), one in zip(batches, held, strict=True):
+        prepared = [batch.data.ctx for _, batch in batches]
+        self._check_tables(prepared)
+        for (covered, batch), changes in zip(batches, prepared, strict=True):
             before = BlockCursor(covered.from_block - 1) if covered.from_block else None
-            _refuse_blocks(one, before, batch.state.cursor)
-        works = _works(held, self._state.number)
-        given = [
+            _refuse_blocks(changes, before, batch.state.cursor)
+        works = _works(prepared, self._state.number)
+        folded = [
             (covered, batch.with_data(Delivery(batch.data.data, work, batch.data.side)))
             for (covered, batch), work in zip(batches, works, strict=True)
         ]
-        super().fill(given, config, replace=replace)
+        super().fill(folded, config, replace=replace)
 
-    def _check_tables(self, held: Sequence[pa.Table | Folded]) -> None:
+    def _check_tables(self, prepared: Sequence[pa.Table | Folded]) -> None:
         """Refuse changes to tables that others have written."""
-        for one in held:
-            rows = one.rows if isinstance(one, Folded) else one
+        for changes in prepared:
+            rows = changes.rows if isinstance(changes, Folded) else changes
             others = sorted(set(pc.unique(rows["table"]).to_pylist()) - self._fillable)
             if others:
                 raise EvolveError(
@@ -375,23 +377,23 @@ class HistoryTarget(SqlTarget):
                 )
 
 
-def _works(held: Sequence[pa.Table | Folded], floor: int) -> list[Folded | None]:
+def _works(prepared: Sequence[pa.Table | Folded], floor: int) -> list[Folded | None]:
     """Return what each batch of a commit does; changes on the driver are folded all together."""
-    if any(isinstance(one, Folded) for one in held):
+    if any(isinstance(changes, Folded) for changes in prepared):
         return [
-            replace(one, floor=floor)
-            if isinstance(one, Folded)
-            else Folded(fold(one, finalized=floor), floor=floor)
-            for one in held
+            replace(changes, floor=floor)
+            if isinstance(changes, Folded)
+            else Folded(fold(changes, finalized=floor), floor=floor)
+            for changes in prepared
         ]
-    joined = Folded(fold(pa.concat_tables(held), finalized=floor), floor=floor)
-    return [joined, *[None] * (len(held) - 1)]
+    joined = Folded(fold(pa.concat_tables(prepared), finalized=floor), floor=floor)
+    return [joined, *[None] * (len(prepared) - 1)]
 
 
 def _lacking(frame: Any) -> list[str]:
     """Return the columns that a frame lacks to be a table of changes."""
     names = frame.column_names if isinstance(frame, pa.Table) else frame.columns
-    return [one for one in CHANGES_SCHEMA.names if one not in names]
+    return [name for name in CHANGES_SCHEMA.names if name not in names]
 
 
 def _refuse_other_frames(name: str, frame: Any) -> None:
@@ -410,7 +412,7 @@ def _to_arrow(name: str, frame: Any) -> pa.Table:
 
 
 def _schemas(shapes: Mapping[str, Shape]) -> list[TableSchema]:
-    return [one.schema() for one in shapes.values()]
+    return [shape.schema() for shape in shapes.values()]
 
 
 def _checked(frames: Mapping[str, Any], shapes: Mapping[str, Shape]) -> pa.Table:
@@ -427,10 +429,10 @@ def _ends(changes: pa.Table) -> tuple[int, int] | None:
 
 
 def _refuse_blocks(
-    held: pa.Table | Folded, before: BlockCursor | None, cursor: BlockCursor | None
+    changes: pa.Table | Folded, before: BlockCursor | None, cursor: BlockCursor | None
 ) -> None:
     """Refuse changes of blocks that the batch does not hold: a fork would undo them wrongly."""
-    blocks = held.blocks if isinstance(held, Folded) else _ends(held)
+    blocks = changes.blocks if isinstance(changes, Folded) else _ends(changes)
     if blocks is None or cursor is None:
         return
     lowest, highest = blocks

@@ -114,7 +114,7 @@ class Layout:
     @property
     def stored(self) -> list[str]:
         """The columns whose values are kept: all that are not computed."""
-        return [one.name for one in self.columns.values() if not one.generated]
+        return [column.name for column in self.columns.values() if not column.generated]
 
     def undone(self, undo: Undo, block_column: str) -> Self:
         """Return the same table with the way in which a fork undoes it."""

@@ -3,7 +3,6 @@
 The change log's target and aggregates write through this. A round of changes is loaded where SQL
 can select from it, what it is about to change is captured, and a few statements apply it: deletions
 before changes, changes before new rows. The changes are called `s`, rows of the table `now`.
-
 """
 
 from __future__ import annotations
@@ -80,12 +79,14 @@ class Merger(ABC):
 
     def shape(self, name: str, layout: Layout) -> Shape:
         """Return a table as changes see it; computed columns are left out."""
-        held = [layout.columns[one] for one in layout.stored]
+        stored = [layout.columns[name] for name in layout.stored]
         columns = {
-            one.name: Column(one.name, one.type, self._kind(one), one.scale, one.default)
-            for one in held
+            column.name: Column(
+                column.name, column.type, self._kind(column), column.scale, column.default
+            )
+            for column in stored
         }
-        ambiguous = any(self._is_ambiguous(layout.columns[one]) for one in layout.key)
+        ambiguous = any(self._is_ambiguous(layout.columns[name]) for name in layout.key)
         return Shape(name, layout.name.full, layout.key, columns, ambiguous)
 
     def rounds(
@@ -106,19 +107,23 @@ class Merger(ABC):
         """
         order = list(layouts)
         first = self._undo.first_id(layouts.values())
-        for changes in rounds:
-            with self._coded([layouts[one.shape.name] for one in changes]):
-                changes = [
-                    self._copied(one, layouts[one.shape.name], hot=one.newest > floor)
-                    for one in sorted(changes, key=lambda one: order.index(one.shape.name))
+        for group in rounds:
+            with self._coded([layouts[changes.shape.name] for changes in group]):
+                group = [
+                    self._copied(changes, layouts[changes.shape.name], hot=changes.newest > floor)
+                    for changes in sorted(
+                        group, key=lambda changes: order.index(changes.shape.name)
+                    )
                 ]
                 loaded = [
-                    self._load(one, layouts[one.shape.name], at, hot=one.newest > floor)
-                    for at, one in enumerate(one for one in changes if one.frame.num_rows)
+                    self._load(changes, layouts[changes.shape.name], at, hot=changes.newest > floor)
+                    for at, changes in enumerate(
+                        changes for changes in group if changes.frame.num_rows
+                    )
                 ]
-                for one in loaded:
-                    _refuse_spellings(self._session, one)
-                    _refuse_duplicates(self._session, one)
+                for table in loaded:
+                    _refuse_spellings(self._session, table)
+                    _refuse_duplicates(self._session, table)
                 self._undo.capture(loaded, floor, first)
                 self._merge(loaded)
 
@@ -130,27 +135,27 @@ class Merger(ABC):
             "source": loaded.source,
             "same": loaded.same,
         }
-        found: dict[str, Fragment] = {}
+        statements: dict[str, Fragment] = {}
         if kinds & DELETING:
-            found["gone"] = compose(
+            statements["gone"] = compose(
                 "DELETE FROM {table} AS now USING {source} AS s WHERE {same} AND {these}",
                 these=kinds_in(*DELETING),
                 **gaps,
             )
         if kinds & CHANGING and names:
             assign = ", ".join(
-                f"{quote(one)} = {self._stored(loaded, one, self._held(loaded, one))}"
-                for one in names
+                f"{quote(name)} = {self._stored(loaded, name, self._held(loaded, name))}"
+                for name in names
             )
-            found["changed"] = compose(
+            statements["changed"] = compose(
                 "UPDATE {table} AS now SET {assign} FROM {source} AS s WHERE {same} AND {these}",
                 assign=Fragment(assign),
                 these=kinds_in(*CHANGING),
                 **gaps,
             )
         if kinds & (MAKING | MAKING_ABSENT):
-            values = [*loaded.keys, *(self._stored(loaded, one, None) for one in names)]
-            found["made"] = compose(
+            values = [*loaded.keys, *(self._stored(loaded, name, None) for name in names)]
+            statements["made"] = compose(
                 "INSERT INTO {table} ({targets}) {note} SELECT {values} FROM {source} AS s "
                 "WHERE ({these} OR ({maybe} AND {lacks}))",
                 targets=[*changes.shape.key, *names],
@@ -161,7 +166,7 @@ class Merger(ABC):
                 lacks=loaded.lacks,
                 **gaps,
             )
-        return found
+        return statements
 
     # --- what each database does in its own way ---------------------------------------------------
 
@@ -188,7 +193,7 @@ class Merger(ABC):
 
     @abstractmethod
     def _coded(self, layouts: Sequence[Layout]) -> AbstractContextManager[None]:
-        """Give what the database refuses its code."""
+        """Raise an error with its code where the database refuses a change."""
 
     def _copied(self, changes: TableChanges, layout: Layout, *, hot: bool) -> TableChanges:
         """Copy new rows straight into their table, where that is faster; return what is left."""
@@ -205,7 +210,7 @@ class Merger(ABC):
 
 def kinds_in(*kinds: str) -> Fragment:
     """Return the condition that a change is of one of these kinds."""
-    return Fragment(f"s.kind IN ({', '.join(literal(one) for one in sorted(kinds))})")
+    return Fragment(f"s.kind IN ({', '.join(literal(kind) for kind in sorted(kinds))})")
 
 
 def _refuse_spellings(session: Session, loaded: Loaded) -> None:
@@ -215,7 +220,7 @@ def _refuse_spellings(session: Session, loaded: Loaded) -> None:
     rows = session.rows(
         "SELECT {texts} FROM {source} AS s WHERE NOT {twin} GROUP BY {keys} "
         "HAVING count(*) > 1 LIMIT 1",
-        texts=Fragment(", ".join(f"{one}::text" for one in loaded.keys)),
+        texts=Fragment(", ".join(f"{column}::text" for column in loaded.keys)),
         keys=Fragment(", ".join(loaded.keys)),
         source=loaded.source,
         twin=kinds_in(ABSENT),
@@ -234,7 +239,7 @@ def _refuse_duplicates(session: Session, loaded: Loaded) -> None:
         return
     rows = session.rows(
         "SELECT s.block, {keys} FROM {found} WHERE {transient} AND {here} LIMIT 1",
-        keys=Fragment(", ".join(f"{one}::text" for one in loaded.keys)),
+        keys=Fragment(", ".join(f"{column}::text" for column in loaded.keys)),
         found=loaded.found,
         transient=kinds_in(TRANSIENT),
         here=loaded.here,

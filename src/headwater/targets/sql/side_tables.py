@@ -29,7 +29,7 @@ CONFIG = "headwater_config"
 
 
 class ConfigTable:
-    """Stores what one stream asked for, in table `headwater_config`.
+    """Stores the configuration of one stream, in table `headwater_config`.
 
     A table of its own: the Pipes SDK shares table `sync`, and reads all of its columns. Streams of
     several tables of state share it; `plain_id` is the id that earlier releases stored for all.
@@ -82,8 +82,8 @@ class ConfigTable:
             self._session.run(self._statement(self.removes), [self._id])
 
     def _read(self, stream_id: str) -> str | None:
-        found = self._exists and self._session.rows(self._statement(self.reads), [stream_id])
-        return str(found[0][0]) if found else None
+        rows = self._exists and self._session.rows(self._statement(self.reads), [stream_id])
+        return str(rows[0][0]) if rows else None
 
     @property
     def _exists(self) -> bool:
@@ -112,16 +112,16 @@ class StoredSideTables:
         """Return the side tables that hold rows of this stream."""
         sql = "SELECT 1 FROM {table} WHERE stream_id = $1 LIMIT 1"
         names = self._existing()
-        return [one.name for one in names if self._session.rows(sql, [self._id], table=one)]
+        return [name.name for name in names if self._session.rows(sql, [self._id], table=name)]
 
     def status(self) -> dict[str, SideStatus]:
         """Return how much each side table holds of this stream."""
         sql = "SELECT count(*), min(block_number) FROM {table} {final} WHERE stream_id = $1"
-        found = {}
+        statuses = {}
         for name in self._existing():
             rows = self._session.rows(sql, [self._id], table=name, final=self.final)
-            found[name.name.removeprefix(PREFIX)] = SideStatus(*rows[0])
-        return found
+            statuses[name.name.removeprefix(PREFIX)] = SideStatus(*rows[0])
+        return statuses
 
     def read(
         self,
@@ -140,7 +140,7 @@ class StoredSideTables:
         if up_to_block is not None:
             params.append(up_to_block)
             conditions.append(f"block_number <= ${len(params)}")
-        found = self._session.arrow(
+        rows = self._session.arrow(
             "SELECT {names} FROM {table} {final} WHERE {conditions} "
             "ORDER BY block_number, ordinal {limit}",
             params,
@@ -150,7 +150,7 @@ class StoredSideTables:
             conditions=Fragment(" AND ".join(conditions)),
             limit=Fragment("" if limit is None else f"LIMIT {int(limit)}"),
         )
-        return found.cast(schema)
+        return rows.cast(schema)
 
     def _name(self, name: str) -> QualifiedName:
         kind = self._lookup.name_type
@@ -158,19 +158,19 @@ class StoredSideTables:
 
     def _existing(self) -> list[QualifiedName]:
         """Return the side tables that there are; another table may have such a name too."""
-        kind, found = self._lookup.name_type, self._held()
+        kind, tables = self._lookup.name_type, self._held()
         return [
             kind(self._schema, table)
-            for table, types in found.items()
+            for table, types in tables.items()
             if list(types)[:3] == [STREAM, *KEY]
         ]
 
     def _held(self) -> dict[str, dict[str, str]]:
         """Return the columns with their types of all tables whose name begins like a side table."""
-        found: dict[str, dict[str, str]] = {}
+        tables: dict[str, dict[str, str]] = {}
         for table, column, kind in self._lookup.columns_of(self._session, self._schema, PREFIX):
-            found.setdefault(table, {})[column] = kind
-        return found
+            tables.setdefault(table, {})[column] = kind
+        return tables
 
 
 class SideTables(StoredSideTables):
@@ -191,20 +191,20 @@ class SideTables(StoredSideTables):
 
     def create(self, tables: Sequence[SideTable]) -> None:
         """Create what is missing, and refuse tables of other columns."""
-        held = self._held() if tables else {}
+        existing = self._held() if tables else {}
         for table in tables:
             self._tables[table.name] = check_side_table(table)
             name = self._name(table.name)
             fields = [pa.field(STREAM, pa.string()), *table.columns]
             wanted = {field.name: self._dialect.column_type(field) for field in fields}
-            if name.name not in held:
+            if name.name not in existing:
                 self._create(name, wanted)
-            elif held[name.name] != wanted:
+            elif existing[name.name] != wanted:
                 raise self._dialect.errors.table(
                     "a table of the stream's own has other columns",
                     table=name,
                     wanted=wanted,
-                    found=held[name.name],
+                    found=existing[name.name],
                 )
 
     def write(self, rows: Mapping[str, Any]) -> None:

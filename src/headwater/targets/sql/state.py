@@ -38,7 +38,7 @@ _COMMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
-    """Under which id the state is kept, where, and for how long what undoes it."""
+    """Settings of the state: the stream's id, the table, how many blocks keep their undo data."""
 
     id: str | None = None
     schema: str = ""

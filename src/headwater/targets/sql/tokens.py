@@ -53,47 +53,47 @@ class Scanner:
 
     def statements(self, sql: str) -> list[list[Token]]:
         """Return the tokens of each statement that has any, without semicolons."""
-        found: list[list[Token]] = [[]]
+        statements: list[list[Token]] = [[]]
         for token in self._tokens(sql):
             if token.text == ";":
-                found.append([])
+                statements.append([])
             else:
-                found[-1].append(token)
-        return [one for one in found if one]
+                statements[-1].append(token)
+        return [statement for statement in statements if statement]
 
     def split(self, sql: str) -> list[str]:
         """Return the text of each statement, without those that are only comments."""
-        ends = [one.start for one in self._tokens(sql) if one.text == ";"]
+        ends = [token.start for token in self._tokens(sql) if token.text == ";"]
         pieces = [
             sql[begin:end]
             for begin, end in zip([0, *(at + 1 for at in ends)], [*ends, len(sql)], strict=True)
         ]
-        return [one.strip() for one in pieces if self.tokens(one)]
+        return [piece.strip() for piece in pieces if self.tokens(piece)]
 
     def _tokens(self, sql: str) -> Iterator[Token]:
         at = 0
         while at < len(sql):
-            found = self.pattern.match(sql, at)
-            assert found is not None, "the pattern takes any character"
-            kind, start = found.lastgroup, at
-            at = found.end()
+            match = self.pattern.match(sql, at)
+            assert match is not None, "the pattern takes any character"
+            kind, start = match.lastgroup, at
+            at = match.end()
             if kind == "comment":
                 at = self._comment_end(sql, at)
             elif kind == "word":
-                yield Token(found["word"].upper(), start)
-            elif found["text"] is not None:
+                yield Token(match["word"].upper(), start)
+            elif match["text"] is not None:
                 yield Token("''", start)
             elif kind != "skip":
-                yield Token(found[0], start)
+                yield Token(match[0], start)
 
     def _comment_end(self, sql: str, at: int) -> int:
         depth = 1
-        while depth and (found := _COMMENT.search(sql, at)):
-            if found[0] == "*/":
+        while depth and (match := _COMMENT.search(sql, at)):
+            if match[0] == "*/":
                 depth -= 1
             elif self.nested:
                 depth += 1
-            at = found.end()
+            at = match.end()
         return len(sql) if depth else at
 
 
@@ -123,6 +123,6 @@ CLICKHOUSE = Scanner(
 
 def shortened(sql: str | Sequence[Token]) -> str:
     """Return SQL as an error shows it: on one line, and not too long."""
-    words = sql.split() if isinstance(sql, str) else [one.text for one in sql]
+    words = sql.split() if isinstance(sql, str) else [token.text for token in sql]
     flat = " ".join(words)
     return flat if len(flat) <= _SHOWN else f"{flat[:_SHOWN]}…"

@@ -76,12 +76,12 @@ class BaseTx(ABC):
         self._require(name, first.schema.names, key)
         layout = catalog.prepare(name, first.schema, key)
         self._refuse(layout, "upsert")
-        fitted = (self._fitted(layout, one) for one in chain([first], pieces))
+        fitted = (self._fitted(layout, piece) for piece in chain([first], pieces))
         with self._together(layout, fitted) as rows:
             self._refuse_keys(rows)
             self._capture(rows, layout.key, "UPDATE")
-            rest = [one for one in rows.names if one not in layout.key]
-            assign = ", ".join(f"{quote(one)} = excluded.{quote(one)}" for one in rest)
+            rest = [column for column in rows.names if column not in layout.key]
+            assign = ", ".join(f"{quote(column)} = excluded.{quote(column)}" for column in rest)
             self.session.run(
                 "INSERT INTO {table} ({names}) SELECT {names} FROM {source} AS new "
                 "ON CONFLICT ({key}) DO {action}",
@@ -103,14 +103,16 @@ class BaseTx(ABC):
         layout = catalog.layout(name)
         if layout is None:
             return  # a table that does not exist holds none of the rows
-        wanted = [catalog.spelled(layout, one) for one in key or layout.key]
+        wanted = [catalog.spelled(layout, column) for column in key or layout.key]
         if not wanted or layout.undo is Undo.KEYLESS:
             raise self._dialect.errors.key("a delete needs a table with a primary key", table=name)
         self._refuse(layout, "delete")
         for rows in self._pieces(frame):
             names = rows.schema.names
             self._require(name, names, wanted)
-            rows = rows.select([one for one in names if catalog.spelled(layout, one) in wanted])
+            rows = rows.select(
+                [column for column in names if catalog.spelled(layout, column) in wanted]
+            )
             rows = self._fitted(layout, rows)
             layout = catalog.build(layout) if layout.deferred else layout
             catalog.prepare(name, rows.schema, None)
@@ -212,11 +214,11 @@ class BaseTx(ABC):
         replaced, also where rows are to be skipped."""
         rooms = self.store.catalog.rooms(layout, changes.shape.columns)
         names: dict[str, str] = {}
-        for one in changes.frame.schema.names:
-            place = changes.place_of(one)
+        for field in changes.frame.schema.names:
+            place = changes.place_of(field)
             if place is not None and place[0] in ("key", SET, FILL):
-                names[one] = place[1].name
-        wanted = {one: rooms[name] for one, name in names.items() if rooms[name].form in TEXTS}
+                names[field] = place[1].name
+        wanted = {field: rooms[name] for field, name in names.items() if rooms[name].form in TEXTS}
         altered, tally = self.store.altered, Tally()
         policy = no_row_left_out(altered.policy)
         error = self._dialect.errors.table
@@ -237,8 +239,8 @@ class BaseTx(ABC):
 
     def _require(self, layout: QualifiedName, names: Iterable[str], key: Sequence[str]) -> None:
         """Refuse a frame that lacks columns of the key."""
-        own = {self._dialect.fold(one) for one in names}
-        lacking = [one for one in key if self._dialect.fold(one) not in own]
+        own = {self._dialect.fold(name) for name in names}
+        lacking = [column for column in key if self._dialect.fold(column) not in own]
         if lacking:
             raise self._dialect.errors.key(
                 "the frame lacks columns of the key", table=layout, columns=lacking
@@ -261,7 +263,7 @@ class BaseTx(ABC):
         column = layout.block_column
         if column not in rows.column_names:
             fold = self._dialect.fold
-            column = next((one for one in rows.column_names if fold(one) == fold(column)), "")
+            column = next((name for name in rows.column_names if fold(name) == fold(column)), "")
         ends, nulls = block_range(rows.column(column)) if column else ((), rows.num_rows)
         lowest, highest = ends or (None, None)
         self._refuse_blocks(layout, lowest, highest, nulls)

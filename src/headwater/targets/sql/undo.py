@@ -3,8 +3,8 @@
 One engine works on two forms of the log, both real tables that other programs read and write.
 *Snapshots*: each table has `<table>__snapshots`, with its columns, the operation, the block and the
 stream, as the Pipes SDK keeps them. *Change log*: all tables share `substreams_history`, with keys
-and rows as JSON, as the Substreams sink keeps them. Of a row that came into being either says that
-it was inserted, of any other what it held. Per row the oldest image above a block counts.
+and rows as JSON, as the Substreams sink keeps them. For an inserted row both forms keep only its
+key; for any other row, what it held. Per row the oldest image above a block counts.
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ class ChangeLog(Log):
         )
 
     def _lacking(self, session: Any) -> list[str]:
-        found = self._dialect.read_table(session, self._name).columns
-        narrow = "id" in found and found["id"].type.lower() != "bigint"
-        return [*(one for one in self.columns if one not in found), *[_WIDE_ID] * narrow]
+        columns = self._dialect.read_table(session, self._name).columns
+        narrow = "id" in columns and columns["id"].type.lower() != "bigint"
+        return [*(name for name in self.columns if name not in columns), *[_WIDE_ID] * narrow]
 
     def name(self, layout: Layout) -> QualifiedName:
         """Return the one table."""
@@ -263,12 +263,12 @@ class UndoLog(ABC):
         Also tables that only a change log names: they are no longer declared, or were written by a
         release that claimed none.
         """
-        known = {one.name.folded for one in layouts}
+        known = {layout.name.folded for layout in layouts}
         unclaimed: dict[tuple[str, str], Layout] = {}
-        for log in {one.block_column for one in layouts if one.undo is Undo.CHANGE_LOG}:
-            for one in self.unclaimed(self._dialect.name(log), number):
-                if one.name.folded not in known:
-                    unclaimed[one.name.folded] = one
+        for log in {layout.block_column for layout in layouts if layout.undo is Undo.CHANGE_LOG}:
+            for layout in self.unclaimed(self._dialect.name(log), number):
+                if layout.name.folded not in known:
+                    unclaimed[layout.name.folded] = layout
         self._restore([*unclaimed.values(), *layouts], number)
 
     def unclaimed(self, log: QualifiedName, number: int = -1) -> list[Layout]:
@@ -311,17 +311,17 @@ class UndoLog(ABC):
         return int(rows)
 
     def remove_all(self, layouts: Sequence[Layout]) -> None:
-        """Forget everything: the stream is. Also what a change log says of other tables."""
+        """Forget all undo data of the stream, also of other tables that a change log names."""
         for layout in layouts:
             self.prune(layout, EVERY_BLOCK)
-        for log in {one.block_column for one in layouts if one.undo is Undo.CHANGE_LOG}:
+        for log in {layout.block_column for layout in layouts if layout.undo is Undo.CHANGE_LOG}:
             self._session.run(
                 "DELETE FROM {log} WHERE stream_id = $1", [self._id], log=self._dialect.name(log)
             )
 
     def first_id(self, layouts: Iterable[Layout]) -> int | None:
         """Return the first free id of the change log, where the database does not number rows."""
-        logs = {one.block_column for one in layouts if one.undo is Undo.CHANGE_LOG}
+        logs = {layout.block_column for layout in layouts if layout.undo is Undo.CHANGE_LOG}
         if not logs or not self._dialect.numbers_changes:
             return None
         ((newest,),) = self._session.rows(
@@ -331,8 +331,8 @@ class UndoLog(ABC):
 
     def capture(self, loaded: Sequence[Loaded], floor: int, first: int | None) -> None:
         """Keep what a round of a merge is about to change, for blocks above `floor`."""
-        hot = [one for one in loaded if one.changes.newest > floor]
-        changes = [one for one in hot if one.layout.undo is Undo.CHANGE_LOG]
+        hot = [table for table in loaded if table.changes.newest > floor]
+        changes = [table for table in hot if table.layout.undo is Undo.CHANGE_LOG]
         if changes:
             log = ChangeLog(self._dialect, self._dialect.name(changes[0].layout.block_column))
             numbered = first is not None
@@ -344,11 +344,11 @@ class UndoLog(ABC):
                 log=log.name(changes[0].layout),
                 id=Fragment("id," if numbered else ""),
                 place=Fragment(f"{first} + place," if numbered else ""),
-                rows=Fragment(" UNION ALL ".join(log.rows(one, floor) for one in changes)),
+                rows=Fragment(" UNION ALL ".join(log.rows(table, floor) for table in changes)),
             )
-        for one in hot:
-            if one.layout.undo is Undo.KEYED:
-                self._capture_rows(one)
+        for table in hot:
+            if table.layout.undo is Undo.KEYED:
+                self._capture_rows(table)
 
     def _unclaimed(self, name: QualifiedName, log: str) -> Layout:
         layout: Layout | None = self._dialect.read_table(self._session, name)
@@ -404,7 +404,7 @@ class SinkTables:
         store.side.remove_above(-1)
         store.sync.replace(PipeState(chain[-1], final, chain))
         row = {"block_number": number, "ordinal": 0, "block_hash": block_hash, "cursor": cursor}
-        store.side.write({CURSORS_SIDE: pa.table({name: [one] for name, one in row.items()})})
+        store.side.write({CURSORS_SIDE: pa.table({name: [value] for name, value in row.items()})})
         session.run(
             "UPDATE {log} SET stream_id = $1 WHERE stream_id = ''", [stream_id], log=self._log
         )
@@ -436,11 +436,11 @@ class SinkTables:
             floor = (final,) if has_next else (BlockCursor(final.number + 1, UNKNOWN_HASH),)
             first = floor[0].number + 1
         first = max(first, block.number - DEFAULT_CAP)
-        between = (BlockCursor(one, UNKNOWN_HASH) for one in range(first, block.number))
+        between = (BlockCursor(number, UNKNOWN_HASH) for number in range(first, block.number))
         return (*floor, *between, block)
 
 
 def cursor_at(store: Store, number: int) -> str | None:
     """Return the endpoint's cursor of a block that is stored."""
-    found = store.side.read(CURSORS_SIDE, (number - 1, 2**62), number)
-    return found["cursor"][0].as_py() if found.num_rows else None
+    rows = store.side.read(CURSORS_SIDE, (number - 1, 2**62), number)
+    return rows["cursor"][0].as_py() if rows.num_rows else None
