@@ -25,7 +25,12 @@ from headwater.core import (
 from headwater.decode import Output, evm
 from headwater.decode.evm.factory import FOUND_FIELDS
 from headwater.errors import BlockLinkError
+from headwater.portal import SystemClock
 from headwater.query import Query, merge_queries
+from headwater.spark.parts import SpanReport
+from headwater.spark.startup import SparkOfRun
+from headwater.stream.assemble import Assembler, Decoder, Planned
+from headwater.stream.context import QueryInfo
 from headwater.stream.factories import Factories, FactoryScan
 from headwater.stream.factory_index import FactoryIndex, factories_of, from_rows, query_children
 from headwater.testing import ChainSim, Network, Selection, SimBlock
@@ -239,6 +244,44 @@ def test_creations_that_are_left_out_are_counted_with_the_batch_that_is_read_nex
     factories.note_skipped({made.key: 3})
     assert factories.take_skipped() == {"factory Made": 3}
     assert factories.take_skipped() == {}
+
+
+class ReadSpan:
+    """A span whose executors left one row out; they have read it once it was asked for a report."""
+
+    def __init__(self) -> None:
+        self.frames: dict[str, Any] = {}
+        self.known_report: SpanReport | None = None
+
+    def report(self) -> SpanReport:
+        self.known_report = SpanReport(10, 500, None, {"swaps": 7, "mints": 0}, {"swaps": 1}, {})
+        return self.known_report
+
+
+def test_creations_that_are_left_out_before_a_span_are_counted_with_its_rows() -> None:
+    """Nothing is read for the count alone: it is not known before the span is read."""
+
+    class Planning(Decoder):
+        ranges = (BlockRange(1),)
+
+        def plan(self, batch: Batch[Any]) -> Planned:
+            span: Any = ReadSpan()
+            return Planned(span, 10, keep=False, skipped={"factory Made": 3})
+
+        def decode(self, batch: Batch[Any]) -> Any:
+            raise AssertionError("executors decode it")
+
+        def asked(self, number: int) -> QueryInfo:
+            return QueryInfo("", "", b"")
+
+    assembler = Assembler("s", Planning(), (), SparkOfRun(None), SystemClock())
+    batch: Batch[Any] = Batch((BlockHeader(10, "0xa"),), Head(), PipeState(), (), ())
+    info = assembler(batch).data.ctx.batch
+    assert info.known() is None
+    assert info.skipped == {"swaps": 1, "factory Made": 3}
+    assert info.known() == info.counts()
+    assert (info.blocks_count, info.rows_count, info.bytes_size) == (10, 7, 500)
+    assert info.known().filled == {"swaps"}
 
 
 def log(made: Any, index: int, topics: list[str]) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class ForeachBatch(ABC):
     def _final_batches(self, given: MicroBatch, state: PipeState) -> list[Batch[Delivery]]:
         """Return a micro-batch of final blocks as one batch, whose rows may stay on executors.
 
-        None if all is held; without the blocks that are, if the target stands among them.
+        No batch if all is held; without the blocks that are, if the target stands among them.
         """
         last, first = given.last, given.first
         assert last is not None and first is not None, "it inserts something"  # noqa: PT018
