@@ -117,7 +117,9 @@ def decode_outputs(
         BlockContentError: a line is no block, or an item in it is malformed.
         HeadwaterError: an item is not what an output's types allow, and it does not skip them.
     """
-    entities = read_outputs([(one, ranges_by_output[name]) for name, one in outputs.items()], lines)
+    entities = read_outputs(
+        [(output, ranges_by_output[name]) for name, output in outputs.items()], lines
+    )
     return decode_entities(outputs, entities, ranges_by_output)
 
 
@@ -144,10 +146,10 @@ def decode_blocks(
     for name, table in whole.tables.items():
         if "block_number" not in table.column_names:
             return None
-        held = table.column("block_number").to_numpy()
-        ends = np.searchsorted(held, numbers, "right")
-        starts = np.searchsorted(held, numbers, "left")
-        if (held[1:] < held[:-1]).any() or int((ends - starts).sum()) != len(held):
+        keys = table.column("block_number").to_numpy()
+        ends = np.searchsorted(keys, numbers, "right")
+        starts = np.searchsorted(keys, numbers, "left")
+        if (keys[1:] < keys[:-1]).any() or int((ends - starts).sum()) != len(keys):
             return None
         for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
             cut[place][name] = table.slice(start, end - start)
@@ -177,11 +179,13 @@ def decode_entities(
     Raises:
         HeadwaterError: an item is not what an output's types allow, and it does not skip them.
     """
-    rows = {name: one.decode(entities, ranges_by_output[name]) for name, one in outputs.items()}
+    rows = {
+        name: output.decode(entities, ranges_by_output[name]) for name, output in outputs.items()
+    }
     return Decoded(
-        tables={name: one.table for name, one in rows.items()},
-        skipped={name: one.skipped for name, one in rows.items()},
-        unlike={name: one.unlike for name, one in rows.items() if one.unlike},
+        tables={name: decoded.table for name, decoded in rows.items()},
+        skipped={name: decoded.skipped for name, decoded in rows.items()},
+        unlike={name: decoded.unlike for name, decoded in rows.items() if decoded.unlike},
     )
 
 
@@ -206,7 +210,7 @@ def _wanted(outputs: Sequence[tuple[Output, Sequence[BlockRange]]]) -> dict[str,
             known[entity] = output.query.network.entity(entity).fields
     return {
         entity: Wanted(
-            tuple(one for one in known[entity] if one.wire in names),
+            tuple(field for field in known[entity] if field.wire in names),
             tuple(dict.fromkeys(ranges[entity])),
         )
         for entity, names in fields.items()

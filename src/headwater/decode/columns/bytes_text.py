@@ -268,14 +268,14 @@ def bytes_as_text(values: pa.Array, encoding: BytesEncoding) -> pa.Array:
     begins, ends, data = text_parts(filled)
     starts = np.append(begins, ends[-1:]) if len(ends) else np.zeros(1, np.int64)
     if encoding == "base58":
-        made = _base58(starts, data)
+        texts = _base58(starts, data)
     elif encoding == "base64":
-        made = _base64(starts, data)
+        texts = _base64(starts, data)
     else:
-        made = _hex(starts, data, b"0x" if encoding == "0xhex" else b"")
+        texts = _hex(starts, data, b"0x" if encoding == "0xhex" else b"")
     if not values.null_count:
-        return made
-    return pc.if_else(values.is_null(), pa.scalar(None, pa.string()), made)
+        return texts
+    return pc.if_else(values.is_null(), pa.scalar(None, pa.string()), texts)
 
 
 def _hex(starts: Rows, data: Bytes, prefix: bytes) -> pa.Array:
@@ -320,7 +320,9 @@ def _base58(starts: Rows, data: Bytes) -> pa.Array:
         if 0 < size <= _LONG:
             parts.append(encode_base58(matrix))
         else:
-            parts.append(pa.array([base58.encode(one.tobytes()) for one in matrix], pa.string()))
+            parts.append(
+                pa.array([base58.encode(value.tobytes()) for value in matrix], pa.string())
+            )
     if not parts:
         return pa.array([], pa.string())
     places = np.empty(len(sizes), np.int64)

@@ -65,7 +65,7 @@ def column_type(field: Field) -> pa.DataType:
     """Return the type of the column that holds a field."""
     if field.members:
         kind: pa.DataType = pa.struct(
-            [pa.field(one.name, column_type(one)) for one in field.members]
+            [pa.field(member.name, column_type(member)) for member in field.members]
         )
     else:
         kind = scalar_type(field)
@@ -147,9 +147,9 @@ def known_columns(schema: pa.Schema) -> pa.Schema:
     not stand behind a `transaction_index` is a parameter of that name, whose type is its own.
     """
     before = ("", *schema.names)
-    for at, one in enumerate(schema):
-        if one.name == "transaction_index" or (before[at], one.name) == _LOG_PLACE:
-            schema = schema.set(at, one.with_type(pa.int32()))
+    for at, field in enumerate(schema):
+        if field.name == "transaction_index" or (before[at], field.name) == _LOG_PLACE:
+            schema = schema.set(at, field.with_type(pa.int32()))
     return schema
 
 

@@ -111,8 +111,8 @@ def integer_field(name: str, kind: Integer) -> pa.Field:
 
 def spark_metadata(field: pa.Field) -> dict[str, object]:
     """Return the metadata that Spark has of a column, or is to have."""
-    found = json.loads((field.metadata or {}).get(_METADATA, b"{}"))
-    return found if isinstance(found, dict) else {}
+    metadata = json.loads((field.metadata or {}).get(_METADATA, b"{}"))
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def with_spark_metadata(field: pa.Field, metadata: dict[str, object]) -> pa.Field:
@@ -122,10 +122,10 @@ def with_spark_metadata(field: pa.Field, metadata: dict[str, object]) -> pa.Fiel
 
 def wide_integer(field: pa.Field) -> Integer | None:
     """Return which integers a column of text holds, if its metadata says so. Called by targets."""
-    found = _NAME.fullmatch(str(spark_metadata(field).get(_TAG)))
-    if found is None or not pa.types.is_string(field.type):
+    match = _NAME.fullmatch(str(spark_metadata(field).get(_TAG)))
+    if match is None or not pa.types.is_string(field.type):
         return None
-    return Integer(int(found[2]), signed=not found[1])
+    return Integer(int(match[2]), signed=not match[1])
 
 
 def decode_integers(kind: Integer, words: WordText, where: str, owners: Rows) -> pa.Array:

@@ -51,10 +51,10 @@ class Messages:
     @classmethod
     def of(cls, messages: Iterable[bytes]) -> Messages:
         """Lay messages side by side."""
-        held = list(messages)
-        lengths = np.fromiter(map(len, held), np.int64, len(held))
+        parts = list(messages)
+        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
         ends = np.cumsum(lengths)
-        return cls(b"".join((*held, _PADDING)), ends - lengths, ends)
+        return cls(b"".join((*parts, _PADDING)), ends - lengths, ends)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -154,8 +154,8 @@ def scan(messages: Messages, wanted: Iterable[int] | None = None) -> Fields:
             if numbers is None or number in numbers:
                 parts.setdefault(number, []).append((rows, *step))
         else:
-            found, step = _next_fields(buffer, at, ends)
-            _keep(parts, numbers, rows, found, step)
+            field_numbers, step = _next_fields(buffer, at, ends)
+            _keep(parts, numbers, rows, field_numbers, step)
         end = step[2]
         going = end < ends
         if going.all():
@@ -163,7 +163,7 @@ def scan(messages: Messages, wanted: Iterable[int] | None = None) -> Fields:
         else:
             rows, at, ends = rows[going], end[going], ends[going]
     _walk(messages.data, rows, at, ends, numbers, parts)
-    return Fields({number: _joined(found, len(messages)) for number, found in parts.items()})
+    return Fields({number: _joined(steps, len(messages)) for number, steps in parts.items()})
 
 
 def _same_field(
@@ -252,8 +252,8 @@ def _keep(
         chosen = numbers == number
         left &= ~chosen
         if wanted is None or number in wanted:
-            found = (rows[chosen], *(column[chosen] for column in columns))
-            parts.setdefault(number, []).append(found)
+            step = (rows[chosen], *(column[chosen] for column in columns))
+            parts.setdefault(number, []).append(step)
 
 
 def _walk(
@@ -265,7 +265,7 @@ def _walk(
     parts: Parts,
 ) -> None:
     """Read the rest of a few messages field by field."""
-    found: dict[int, list[tuple[int, int, int, int, int]]] = {}
+    fields: dict[int, list[tuple[int, int, int, int, int]]] = {}
     for row, at, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
         while at < end:
             tag, place = data[at], at + 1
@@ -282,13 +282,13 @@ def _walk(
             if after > end or not 0 < number <= _HIGHEST or wire not in _WIRES:
                 raise MalformedMessage(_complaint(number, wire), at)
             if wanted is None or number in wanted:
-                found.setdefault(number, []).append((row, wire, place, after, value))
+                fields.setdefault(number, []).append((row, wire, place, after, value))
             at = after
-    for number, many in found.items():
+    for number, many in fields.items():
         columns = list(zip(*many, strict=True))
         kinds = (np.int64, np.uint8, np.int64, np.int64, np.uint64)
-        made = tuple(np.array(one, kind) for one, kind in zip(columns, kinds, strict=True))
-        parts.setdefault(number, []).append(made)
+        step = tuple(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True))
+        parts.setdefault(number, []).append(step)
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
@@ -340,9 +340,9 @@ def _places(steps: list[Ints], count: int) -> Ints:
 
 
 def _placed(column: Sequence[npt.NDArray[Any]], places: Ints) -> npt.NDArray[Any]:
-    made = np.empty(len(places), column[0].dtype)
-    made[places] = np.concatenate(column)
-    return made
+    ordered = np.empty(len(places), column[0].dtype)
+    ordered[places] = np.concatenate(column)
+    return ordered
 
 
 def varints(buffer: npt.NDArray[np.uint8], at: Ints) -> tuple[Words, Ints]:
@@ -368,8 +368,8 @@ def varints(buffer: npt.NDArray[np.uint8], at: Ints) -> tuple[Words, Ints]:
 def fixed(messages: Messages, starts: Ints, width: int) -> npt.NDArray[Any]:
     """Return the 4 or 8 bytes at each place as an unsigned number."""
     places = starts[:, None] + np.arange(width)
-    held = messages.buffer[places.reshape(-1)]
-    numbers: npt.NDArray[Any] = held.view("<u8" if width == 8 else "<u4")
+    raw = messages.buffer[places.reshape(-1)]
+    numbers: npt.NDArray[Any] = raw.view("<u8" if width == 8 else "<u4")
     return numbers
 
 
@@ -400,11 +400,11 @@ def texts(messages: Messages, found: Found) -> pa.Array:
     Raises:
         MalformedMessage: one is not UTF-8.
     """
-    held = blobs(messages, found)
+    contents = blobs(messages, found)
     try:
-        return held.cast(pa.string())
+        return contents.cast(pa.string())
     except pa.ArrowInvalid as error:
-        for value, at in zip(held, found.starts.tolist(), strict=True):
+        for value, at in zip(contents, found.starts.tolist(), strict=True):
             try:
                 value.as_py().decode()
             except UnicodeDecodeError:
@@ -430,16 +430,16 @@ def scattered(values: npt.NDArray[Any], rows: Ints, count: int) -> npt.NDArray[A
     """Return a number for each of `count` messages: those of `rows`, and 0 elsewhere."""
     if len(rows) == count:
         return values
-    made = np.zeros(count, values.dtype)
-    made[rows] = values
-    return made
+    spread = np.zeros(count, values.dtype)
+    spread[rows] = values
+    return spread
 
 
 def offsets_of(counts: Ints) -> pa.Array:
     """Return the offsets of lists of these lengths."""
-    made = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=made[1:])
-    return pa.array(made)
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return pa.array(offsets)
 
 
 def packed_varints(messages: Messages, found: Found) -> tuple[Words, Ints]:
@@ -448,12 +448,12 @@ def packed_varints(messages: Messages, found: Found) -> tuple[Words, Ints]:
     Raises:
         MalformedMessage: a list ends within a number.
     """
-    held = blobs(messages, found)
+    contents = blobs(messages, found)
     lengths = found.ends - found.starts
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     size = int(bounds[-1])
-    raw = np.frombuffer(held.buffers()[2] or b"", np.uint8) if size else np.empty(0, np.uint8)
-    shift = int(np.frombuffer(held.buffers()[1], np.int32)[held.offset]) if size else 0
+    raw = np.frombuffer(contents.buffers()[2] or b"", np.uint8) if size else np.empty(0, np.uint8)
+    shift = int(np.frombuffer(contents.buffers()[1], np.int32)[contents.offset]) if size else 0
     raw = raw[shift : shift + size]
     last = raw < 0x80
     ends = np.flatnonzero(last)

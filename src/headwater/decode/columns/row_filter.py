@@ -45,7 +45,7 @@ def select_rows(
     if own is None:
         return batch
     family = network.family(own.family)
-    known = {one.wire: one for one in family.conditions}
+    known = {condition.wire: condition for condition in family.conditions}
     fields = _sources(network, own)
     conditions = own.conditions if family.implied is None else (family.implied, *own.conditions)
     for (wire, value), field in zip(conditions, fields, strict=True):
@@ -100,7 +100,7 @@ def _sources(network: Network, own: Filter) -> list[Field]:
     """Return the fields that a filter is about, in the order in which it is applied."""
     family = network.family(own.family)
     known = {field.wire: field for field in network.entity(family.entity).fields}
-    places = {one.wire: one.at[0][0] for one in family.conditions if one.at}
+    places = {condition.wire: condition.at[0][0] for condition in family.conditions if condition.at}
     wires = [family.implied[0]] if family.implied is not None else []
     return [known[places.get(wire, wire)] for wire in (*wires, *dict(own.conditions))]
 
@@ -109,7 +109,12 @@ def fields_to_check(network: Network, own: Filter) -> list[str]:
     """Return our names of the fields that must be selected to apply a filter again."""
     asked = dict(own.conditions)
     conditions = network.family(own.family).conditions
-    others = {place[0] for one in conditions if one.wire in asked for place in one.at[1:]}
+    others = {
+        place[0]
+        for condition in conditions
+        if condition.wire in asked
+        for place in condition.at[1:]
+    }
     return [*(field.name for field in _sources(network, own)), *map(snake_name, others)]
 
 
@@ -119,7 +124,7 @@ def _check(
     """Whether each row meets a condition; without one it is that of the family itself."""
     names = batch.schema.names
     if wire.startswith("topic") and wire in names:  # the scanned table of EVM logs
-        return is_one_of(batch.column(wire), [str(one)[2:].encode() for one in values])
+        return is_one_of(batch.column(wire), [str(topic)[2:].encode() for topic in values])
     if condition is None or not condition.at:
         return is_one_of(batch.column(wire), values)
     field, *keys = condition.at[0]
@@ -128,14 +133,16 @@ def _check(
         return _check_bound(column, condition.bound, values[0])
     if keys == [_ANY]:
         columns = [batch.column(place[0]) for place in condition.at]
-        parts = [one.flatten() if pa.types.is_struct(one.type) else [one] for one in columns]
-        return reduce(pc.or_, [has_item(one, values) for part in parts for one in part])
+        parts = [
+            column.flatten() if pa.types.is_struct(column.type) else [column] for column in columns
+        ]
+        return reduce(pc.or_, [has_item(column, values) for part in parts for column in part])
     if keys and pa.types.is_list(column.type):
         return is_one_of(list_item(column, int(keys[0])), values)
     if keys:
-        return _check_json(batch, condition, [str(one) for one in values])
+        return _check_json(batch, condition, [str(value) for value in values])
     if condition.is_prefix:
-        return _check_prefix(batch, [str(one)[2:] for one in values])
+        return _check_prefix(batch, [str(value)[2:] for value in values])
     return is_one_of(column, values)
 
 
@@ -180,12 +187,12 @@ def _check_prefix(batch: pa.RecordBatch, prefixes: Sequence[str]) -> pa.BooleanA
             transaction_index=row.get("transactionIndex"),
             instruction_address=row.get("instructionAddress"),
         ) from None
-    return has_prefix(data, [bytes.fromhex(one) for one in prefixes])
+    return has_prefix(data, [bytes.fromhex(prefix) for prefix in prefixes])
 
 
 def has_prefix(data: pa.BinaryArray, prefixes: Sequence[bytes]) -> pa.BooleanArray:
     """Whether each value begins with one of these bytes; null does not."""
-    checks = [pc.fill_null(pc.starts_with(data, one), False) for one in prefixes]
+    checks = [pc.fill_null(pc.starts_with(data, prefix), False) for prefix in prefixes]
     mask = checks[0]
     for check in checks[1:]:
         mask = pc.or_(mask, check)
@@ -215,12 +222,12 @@ def in_ranges(column: pa.Int64Array, ranges: Sequence[BlockRange]) -> list[pa.Bo
         return []
     numbers = column.to_numpy()
     low, high = int(numbers.min()), int(numbers.max())
-    if any(low in one and high in one for one in ranges):
+    if any(low in block_range and high in block_range for block_range in ranges):
         return []
     inside = np.zeros(len(numbers), bool)
-    for one in ranges:
-        last = numbers <= one.to_block if one.to_block is not None else True
-        inside |= (numbers >= one.from_block) & last
+    for block_range in ranges:
+        last = numbers <= block_range.to_block if block_range.to_block is not None else True
+        inside |= (numbers >= block_range.from_block) & last
     return [pa.array(inside)]
 
 
@@ -237,10 +244,10 @@ def _check_json(
     """
     column = batch.column(condition.at[0][0])
     items = (_parse(text, batch, row) for row, text in enumerate(column.to_pylist()))
-    found = pa.array([_find(item, condition) for item in items], pa.string())
+    values = pa.array([_find(item, condition) for item in items], pa.string())
     if condition.is_prefix:
-        found = pc.utf8_slice_codeunits(found, 0, len(wanted[0]))
-    return is_one_of(found, wanted)
+        values = pc.utf8_slice_codeunits(values, 0, len(wanted[0]))
+    return is_one_of(values, wanted)
 
 
 def _parse(text: str | None, batch: pa.RecordBatch, row: int) -> Any:

@@ -73,8 +73,8 @@ def look_up_transactions(
     sought = _keys(blocks, batch.column("block_number").to_numpy(), indexes, unknown=-2)
     sorter = None if is_sorted else order
     places = np.minimum(np.searchsorted(keys, sought, sorter=sorter), len(keys) - 1)
-    found = order[places]
-    return column.take(pa.array(found, mask=keys[found] != sought))
+    rows = order[places]
+    return column.take(pa.array(rows, mask=keys[rows] != sought))
 
 
 def check_name(network: Network, names: pa.StringArray) -> pa.StringArray:
@@ -84,7 +84,7 @@ def check_name(network: Network, names: pa.StringArray) -> pa.StringArray:
         MalformedRowsError: some names are neither.
     """
     name = transaction_name(network)
-    field = next(one for one in network.entity(name.entity).fields if one.wire == name.field)
+    field = next(field for field in network.entity(name.entity).fields if field.wire == name.field)
     return check_text(field.type, names, name.column, np.arange(len(names), dtype=np.int64))
 
 

@@ -88,10 +88,10 @@ def _convert_list(field: Field, column: pa.ListArray, owners: Rows) -> pa.ListAr
 
 def _convert_struct(field: Field, column: pa.StructArray, owners: Rows) -> pa.StructArray:
     parts = [
-        convert(one, part, owners)
-        for one, part in zip(field.members, column.flatten(), strict=True)
+        convert(member, part, owners)
+        for member, part in zip(field.members, column.flatten(), strict=True)
     ]
-    kinds = [pa.field(one.name, column_type(one)) for one in field.members]
+    kinds = [pa.field(member.name, column_type(member)) for member in field.members]
     mask = pc.is_null(column) if column.null_count else None
     return pa.StructArray.from_arrays(parts, fields=kinds, mask=mask)
 
@@ -324,11 +324,11 @@ def exact_decimals(column: pa.DoubleArray, where: str) -> pa.Decimal128Array:
     Raises:
         MalformedRowsError: some have more than 20 digits before the point or 18 behind it.
     """
-    values = [None if one is None else repr(one) for one in column.to_pylist()]
+    values = [None if value is None else repr(value) for value in column.to_pylist()]
     try:
         return pa.array(values, pa.string()).cast(EXACT_DECIMAL)
     except pa.ArrowInvalid:
-        bad = np.fromiter((not _fits(one) for one in values), bool, len(values))
+        bad = np.fromiter((not _fits(value) for value in values), bool, len(values))
         refuse(bad, f"{where} does not fit decimal(38, 18), but is asked for as one")
         raise
 

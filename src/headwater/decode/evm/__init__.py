@@ -223,17 +223,21 @@ def factory(
         raise AddressError(
             "a factory needs the address of the contract that announces the children"
         )
-    by_name = {one.name: one for one in parsed.parameters}
+    by_name = {parameter.name: parameter for parameter in parsed.parameters}
     if child not in by_name or by_name[child].type != Elementary(Kind.ADDRESS):
-        able = [one.name for one in parsed.parameters if one.type == Elementary(Kind.ADDRESS)]
+        able = [
+            parameter.name
+            for parameter in parsed.parameters
+            if parameter.type == Elementary(Kind.ADDRESS)
+        ]
         raise ParameterError(
             f"{child!r} holds no address; of {parsed.name} these do: {', '.join(able) or 'none'}"
         )
     asked = (columns,) if isinstance(columns, str) else tuple(dict.fromkeys(columns))
     simple = {
-        one.name: column_type(one)
-        for one in parsed.parameters
-        if isinstance(column_type(one), Elementary)
+        parameter.name: column_type(parameter)
+        for parameter in parsed.parameters
+        if isinstance(column_type(parameter), Elementary)
     }
     for name in asked:
         if name not in simple:
@@ -313,7 +317,7 @@ def _check_contracts(
     listed = [contracts] if isinstance(contracts, str) else list(contracts)
     if not listed:
         raise AddressError("contracts is an empty list; leave it out to take all contracts")
-    return tuple(dict.fromkeys(check_address(one, "contracts") for one in listed)), None
+    return tuple(dict.fromkeys(check_address(contract, "contracts") for contract in listed)), None
 
 
 def _check_start(start: object) -> RangeSpec:
@@ -334,13 +338,13 @@ def _refuse_taken(names: list[str], parent: Factory | None) -> None:
 def _ask_decimals(
     owner: str, parameters: tuple[Parameter, ...], decimals: Iterable[str]
 ) -> tuple[Parameter, ...]:
-    able = {one.name for one in parameters if is_wide(one.type)}
+    able = {parameter.name for parameter in parameters if is_wide(parameter.type)}
     asked = check_decimals(decimals, able, f"{owner} these")
     return tuple(
-        replace(one, type=replace(one.type, as_decimal=True))
-        if one.name in asked and isinstance(one.type, Elementary)
-        else one
-        for one in parameters
+        replace(parameter, type=replace(parameter.type, as_decimal=True))
+        if parameter.name in asked and isinstance(parameter.type, Elementary)
+        else parameter
+        for parameter in parameters
     )
 
 

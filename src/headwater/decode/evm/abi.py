@@ -61,12 +61,12 @@ class Event:
     @property
     def indexed(self) -> tuple[Parameter, ...]:
         """The parameters in topics, from `first_topic` on."""
-        return tuple(one for one in self.parameters if one.indexed)
+        return tuple(parameter for parameter in self.parameters if parameter.indexed)
 
     @property
     def unindexed(self) -> tuple[Parameter, ...]:
         """The parameters in the data."""
-        return tuple(one for one in self.parameters if not one.indexed)
+        return tuple(parameter for parameter in self.parameters if not parameter.indexed)
 
 
 def parse_event(source: str | Mapping[str, object] | Event) -> Event:
@@ -99,20 +99,21 @@ def keccak256(message: bytes) -> bytes:
 
 def _build_event(name: str, written: tuple[Parameter, ...], anonymous: bool, source: str) -> Event:
     parameters = _name(written)
-    _refuse_repeated([one.name for one in parameters], source)
+    _refuse_repeated([parameter.name for parameter in parameters], source)
     limit = MAX_INDEXED + anonymous
-    if sum(one.indexed for one in parameters) > limit:
+    if sum(parameter.indexed for parameter in parameters) > limit:
         raise SignatureError(f"an event has at most {limit} indexed parameters", event=source)
-    if sum(head_words(one.type) for one in parameters) > MAX_HEAD_WORDS:
+    if sum(head_words(parameter.type) for parameter in parameters) > MAX_HEAD_WORDS:
         raise SignatureError("a fixed array is larger than any log", event=source)
-    signature = f"{name}({','.join(canonical(one.type) for one in parameters)})"
+    signature = f"{name}({','.join(canonical(parameter.type) for parameter in parameters)})"
     topic0 = f"0x{keccak256(signature.encode()).hex()}"
     return Event(name, parameters, signature, topic0, anonymous)
 
 
 def _name(parameters: Sequence[Parameter], prefix: str = "arg") -> tuple[Parameter, ...]:
     return tuple(
-        replace(one, name=one.name or f"{prefix}{at}") for at, one in enumerate(parameters)
+        replace(parameter, name=parameter.name or f"{prefix}{at}")
+        for at, parameter in enumerate(parameters)
     )
 
 
@@ -147,8 +148,8 @@ def _load_entry(text: str) -> Mapping[str, object]:
         position = getattr(error, "pos", 0)
         raise SignatureError(f"position {position}: not JSON", event=text[:200]) from error
     if isinstance(entry, list):
-        objects = [one for one in entry if isinstance(one, dict)]
-        events = [str(one.get("name")) for one in objects if one.get("type") == "event"]
+        objects = [item for item in entry if isinstance(item, dict)]
+        events = [str(item.get("name")) for item in objects if item.get("type") == "event"]
         raise SignatureError(
             f"this is a whole ABI; give one entry of it, of the events {', '.join(events)}, or "
             "read it with evm.abi"
@@ -216,7 +217,9 @@ def _parse_components(components: object, where: str, depth: int) -> Tuple:
         _parse_input(component, f"{where}.components[{at}]", depth + 1)
         for at, component in enumerate(components)
     ]
-    named = tuple(Member(one.name or f"arg{at}", one.type) for at, one in enumerate(members))
+    named = tuple(
+        Member(member.name or f"arg{at}", member.type) for at, member in enumerate(members)
+    )
     _refuse_repeated([member.name for member in named], where)
     return Tuple(named)
 
@@ -259,10 +262,10 @@ def _build_function(
     if len(outputs) == 1 and not returned[0].name:
         outputs = (replace(outputs[0], name="result"),)
     for group in (inputs, outputs):
-        _refuse_repeated([one.name for one in group], source, "function")
-        if sum(head_words(one.type) for one in group) > MAX_HEAD_WORDS:
+        _refuse_repeated([parameter.name for parameter in group], source, "function")
+        if sum(head_words(parameter.type) for parameter in group) > MAX_HEAD_WORDS:
             raise SignatureError("a fixed array is larger than any call", function=source)
-    signature = f"{name}({','.join(canonical(one.type) for one in inputs)})"
+    signature = f"{name}({','.join(canonical(parameter.type) for parameter in inputs)})"
     sighash = f"0x{keccak256(signature.encode())[:4].hex()}"
     return Function(name, inputs, outputs, signature, sighash)
 
@@ -307,10 +310,10 @@ def load_abi(source: str | Path | Sequence[object] | Mapping[str, object]) -> Ab
         document = document.get("abi")
     if not isinstance(document, Sequence) or isinstance(document, (str, bytes)):
         raise SignatureError("an ABI is a list of entries, or an object that has one as 'abi'")
-    entries = [one for one in document if isinstance(one, Mapping)]
+    entries = [entry for entry in document if isinstance(entry, Mapping)]
     return Abi(
-        tuple(parse_event(one) for one in entries if one.get("type") == "event"),
-        tuple(parse_function(one) for one in entries if one.get("type") == "function"),
+        tuple(parse_event(entry) for entry in entries if entry.get("type") == "event"),
+        tuple(parse_function(entry) for entry in entries if entry.get("type") == "function"),
     )
 
 
@@ -327,11 +330,11 @@ def _load_document(source: str | Path) -> object:
 
 def _find(items: Sequence[_Named], kind: str, name: str) -> _Named:
     wanted = name.replace(" ", "")
-    found = [one for one in items if wanted in (one.name, one.signature)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        shown = ", ".join(one.signature for one in found)
+    matches = [item for item in items if wanted in (item.name, item.signature)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        shown = ", ".join(item.signature for item in matches)
         raise SignatureError(f"{name!r} is overloaded; give one of the signatures {shown}")
-    known = ", ".join(one.signature for one in items) or "none"
+    known = ", ".join(item.signature for item in items) or "none"
     raise SignatureError(f"the ABI has no {kind} {name!r}; it has {known}")

@@ -48,7 +48,7 @@ _PLACE = pa.field("trace_address", pa.list_(pa.int32()))
 
 
 def _fields(entity: str, *wires: str) -> list[Field]:
-    known = {one.wire: one for one in EVM.entity(entity).fields}
+    known = {field.wire: field for field in EVM.entity(entity).fields}
     return [known[wire] for wire in wires]
 
 
@@ -88,8 +88,8 @@ class CallsOutput:
         inputs, outputs = self.function.inputs, self._results
         names = call_columns(self.function, self.source)
         columns = [
-            arrow_field(name, one.type)
-            for name, one in zip(names, (*inputs, *outputs), strict=True)
+            arrow_field(name, parameter.type)
+            for name, parameter in zip(names, (*inputs, *outputs), strict=True)
         ]
         return pa.schema([*_base(self.source), *columns, *self._details])
 
@@ -151,7 +151,7 @@ class CallsOutput:
         columns += [check_name(EVM, batch.column("name")), required(batch, _INDEX)]
         if is_trace:
             columns.append(required(batch, _TRACE_ADDRESS))
-        columns += [convert(one, batch.column(one.wire)) for one in (address, sender)]
+        columns += [convert(field, batch.column(field.wire)) for field in (address, sender)]
         columns.append(success)
         digits = _digits(batch.column(data.wire), "input")
         sighash = self.function.sighash[2:].encode()
@@ -162,7 +162,7 @@ class CallsOutput:
             columns += Payload(inputs, "input").decode(self.function.inputs)
         if self._results:
             columns += self._decode_results(batch, success)
-        return columns + [batch.column(one.name) for one in self._details]
+        return columns + [batch.column(field.name) for field in self._details]
 
     def _decode_results(self, batch: pa.RecordBatch, success: pa.Array) -> list[pa.Array]:
         """Return what calls returned; failed ones, and those without any output, returned null."""
@@ -175,7 +175,7 @@ class CallsOutput:
         except MalformedRowsError as error:
             raise MalformedRowsError(rows[error.rows], error.reason) from None
         if not len(rows):
-            return [pa.nulls(batch.num_rows, arrow_type(one.type)) for one in self._results]
+            return [pa.nulls(batch.num_rows, arrow_type(result.type)) for result in self._results]
         return [spread(column, has_it) for column in columns]
 
     def _success(self, batch: pa.RecordBatch) -> pa.BooleanArray:
@@ -202,9 +202,9 @@ def call_columns(function: Function, source: Source) -> list[str]:
     Raises:
         SignatureError: a name is taken, and its replacement too.
     """
-    results = [one.name for one in function.outputs] if source == "traces" else []
-    groups = {"arg": [one.name for one in function.inputs], "result": results}
-    return name_columns([one.name for one in _base(source)], groups)
+    results = [parameter.name for parameter in function.outputs] if source == "traces" else []
+    groups = {"arg": [parameter.name for parameter in function.inputs], "result": results}
+    return name_columns([field.name for field in _base(source)], groups)
 
 
 def _base(source: Source) -> tuple[pa.Field, ...]:

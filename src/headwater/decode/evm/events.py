@@ -72,8 +72,10 @@ class EventsOutput:
     @property
     def _event_schema(self) -> pa.Schema:
         columns = [
-            arrow_field(name, column_type(one))
-            for name, one in zip(event_columns(self.event), self.event.parameters, strict=True)
+            arrow_field(name, column_type(parameter))
+            for name, parameter in zip(
+                event_columns(self.event), self.event.parameters, strict=True
+            )
         ]
         details = self.scope.factory.fields if self.scope is not None else ()
         return pa.schema([*(LOG_SCHEMA.field(name) for name in BASE_COLUMNS), *columns, *details])
@@ -89,8 +91,8 @@ class EventsOutput:
         """
         own = self._own_rows(entities, ranges)
         rows = decode_rows(own, self._event_schema, self._columns, self.on_error, self._explain)
-        found = rows.table.num_rows or rows.skipped or self.event.anonymous
-        return rows if found else replace(rows, unlike=self._count_unlike(entities, ranges))
+        is_enough = rows.table.num_rows or rows.skipped or self.event.anonymous
+        return rows if is_enough else replace(rows, unlike=self._count_unlike(entities, ranges))
 
     def _own_rows(
         self, entities: Entities, ranges: Sequence[BlockRange]
@@ -106,24 +108,27 @@ class EventsOutput:
         """Count logs of these contracts with this topic and another number of topics."""
         count = 0
         for batch in entities["log"].to_batches():
-            held = select_logs(batch, self.event, self.contracts, (), ranges, unlike=True)
-            count += (held if self.scope is None else self.scope.select(held)).num_rows
+            logs = select_logs(batch, self.event, self.contracts, (), ranges, unlike=True)
+            count += (logs if self.scope is None else self.scope.select(logs)).num_rows
         return count
 
     def _columns(self, logs: pa.RecordBatch) -> list[pa.Array]:
         rows = np.arange(logs.num_rows, dtype=np.int64)
         by_name = {
-            one.name: decode_words(
-                _topic_type(one), _topic_words(logs.column(f"topic{slot}")), f"'{one.name}'", rows
+            parameter.name: decode_words(
+                _topic_type(parameter),
+                _topic_words(logs.column(f"topic{slot}")),
+                f"'{parameter.name}'",
+                rows,
             )
-            for slot, one in enumerate(self.event.indexed, start=self.event.first_topic)
+            for slot, parameter in enumerate(self.event.indexed, start=self.event.first_topic)
         }
         in_data = self.event.unindexed
         columns = Payload(logs.column("data")).decode(in_data) if in_data else []
-        by_name.update(zip((one.name for one in in_data), columns, strict=True))
+        by_name.update(zip((parameter.name for parameter in in_data), columns, strict=True))
         return [
             *(logs.column(name) for name in BASE_COLUMNS),
-            *(by_name[one.name] for one in self.event.parameters),
+            *(by_name[parameter.name] for parameter in self.event.parameters),
             *logs.columns[len(LOG_SCHEMA) :],
         ]
 
@@ -144,7 +149,7 @@ def event_columns(event: Event) -> list[str]:
     Raises:
         SignatureError: a parameter is called like a column, and its replacement is taken too.
     """
-    return name_columns(BASE_COLUMNS, {"arg": [one.name for one in event.parameters]})
+    return name_columns(BASE_COLUMNS, {"arg": [parameter.name for parameter in event.parameters]})
 
 
 def event_query(event: Event, contracts: tuple[str, ...] | None, topics: TopicFilters) -> Query:
@@ -240,9 +245,10 @@ class UnionOutput:
     def schema(self) -> pa.Schema:
         """The columns of the table; which integers a text holds only where all events agree."""
         fields: dict[str, pa.Field] = {}
-        for one in (field for part in self.parts for field in part.schema):
-            same = fields.setdefault(one.name, one).equals(one, check_metadata=True)
-            fields[one.name] = one if same else one.remove_metadata()
+        for part in self.parts:
+            for field in part.schema:
+                same = fields.setdefault(field.name, field).equals(field, check_metadata=True)
+                fields[field.name] = field if same else field.remove_metadata()
         base = [fields.pop(name) for name in BASE_COLUMNS]
         return pa.schema([*base, pa.field(EVENT, pa.string()), *fields.values()])
 
@@ -276,23 +282,26 @@ def make_union(parts: Sequence[EventsOutput]) -> UnionOutput:
     for part in parts:
         if part.ranges != parts[0].ranges:
             raise ParameterError("the events of a union have one range", event=part.event.signature)
-        for one in part.schema:
-            known, owner = kinds.setdefault(one.name.lower(), (one.type, part.event.signature))
-            if known != one.type or one.name.lower() == EVENT:
+        for field in part.schema:
+            known, owner = kinds.setdefault(field.name.lower(), (field.type, part.event.signature))
+            if known != field.type or field.name.lower() == EVENT:
                 raise ParameterError(
-                    f"the events of a union have one column {one.name!r}, but its types differ or "
-                    "the name is taken; rename a parameter, which does not change what is decoded",
+                    f"the events of a union have one column {field.name!r}, but its types differ "
+                    "or the name is taken; rename a parameter, which does not change what is "
+                    "decoded",
                     events=f"{owner}, {part.event.signature}",
-                    types=f"{known}, {one.type}",
+                    types=f"{known}, {field.type}",
                 )
     return UnionOutput(tuple(parts))
 
 
 def _widen(table: pa.Table, signature: str, schema: pa.Schema) -> pa.Table:
-    held = table.append_column(EVENT, pa.array([signature] * table.num_rows, pa.string()))
+    extended = table.append_column(EVENT, pa.array([signature] * table.num_rows, pa.string()))
     columns = [
-        held[one.name] if one.name in held.schema.names else pa.nulls(table.num_rows, one.type)
-        for one in schema
+        extended[field.name]
+        if field.name in extended.schema.names
+        else pa.nulls(table.num_rows, field.type)
+        for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -321,9 +330,9 @@ class CreationsOutput(EventsOutput):
             UndecodableLogError: a factory's log has the event's topics but not its content, and
                 the factory's `on_error` is "raise".
         """
-        found = EventsOutput.decode(self, entities, ranges)
-        columns = [found.table[name] for name in (*_PLACE, self.child, *self.details)]
-        return DecodedRows(pa.Table.from_arrays(columns, schema=self.schema), found.skipped)
+        rows = EventsOutput.decode(self, entities, ranges)
+        columns = [rows.table[name] for name in (*_PLACE, self.child, *self.details)]
+        return DecodedRows(pa.Table.from_arrays(columns, schema=self.schema), rows.skipped)
 
 
 def creations_of(factory: Factory) -> CreationsOutput:

@@ -83,7 +83,11 @@ class Factory:
         if self.parent is not None and self.parent.since != "log":
             above = f"{above}/{self.parent.since}"
         said: tuple[object, ...] = (
-            (self.event.signature, [one.indexed for one in self.event.parameters], self.child),
+            (
+                self.event.signature,
+                [parameter.indexed for parameter in self.event.parameters],
+                self.child,
+            ),
             (sorted(self.contracts or ()), above, self.topics, self.columns, self.start),
         )
         if self.on_error != "raise":
@@ -137,8 +141,8 @@ class ChildScope:
         return replace(
             query,
             filters=tuple(
-                Filter(one.family, (listed, *one.conditions), one.relations)
-                for one in query.filters
+                Filter(old.family, (listed, *old.conditions), old.relations)
+                for old in query.filters
             ),
         )
 
@@ -179,13 +183,13 @@ def scope_in(factory: Factory, source: Literal["logs", "transactions", "traces"]
     return ChildScope(factory, address, address, begins[factory.since])
 
 
-def check_since(given: object) -> Since:
+def check_since(value: object) -> Since:
     """Return the point that is meant; refuse anything unknown."""
     for since in get_args(Since):
-        if given == since:
+        if value == since:
             return cast("Since", since)
     known = ", ".join(map(repr, get_args(Since)))
-    raise InvalidOptionError(f"since is one of {known}", got=repr(given))
+    raise InvalidOptionError(f"since is one of {known}", got=repr(value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,13 +263,16 @@ class Children:
     def found(self, first: int, last: int) -> pa.Table:
         """Return the creations in the blocks from `first` to `last`, as `add` takes them."""
         bounds = np.searchsorted(self.places[0], [first, last + 1])
-        low, high = (int(one) for one in bounds)
+        low, high = (int(bound) for bound in bounds)
         inside = np.flatnonzero((self.rows >= low) & (self.rows < high))
         texts = [""] * (high - low)
         for row, key in zip(self.rows[inside] - low, self.keys[:, inside].T.tolist(), strict=True):
             texts[row] = "0x{:016x}{:016x}{:08x}".format(*key)
         columns = [*(self.places[:, low:high]), texts]
-        own = [pa.array(one, field.type) for one, field in zip(columns, FOUND_FIELDS, strict=True)]
+        own = [
+            pa.array(values, field.type)
+            for values, field in zip(columns, FOUND_FIELDS, strict=True)
+        ]
         table = pa.table(own, schema=pa.schema(FOUND_FIELDS))
         details = self.details.slice(low, high - low)
         for field, column in zip(details.schema, details.columns, strict=True):
@@ -274,9 +281,9 @@ class Children:
 
     def find(self, addresses: pa.StringArray) -> Integers:
         """Return the row of each address, -1 where it is none of the children."""
-        found = np.full(len(addresses), -1, np.int64)
+        rows = np.full(len(addresses), -1, np.int64)
         if not len(self) or not len(addresses):
-            return found
+            return rows
         words, places = _words_of(addresses)
         first = _first_numbers(words)
         at = np.minimum(self._positions(first, words, exact=self.alike), len(self) - 1)
@@ -285,8 +292,8 @@ class Children:
         same = (self.keys[1:, at] == _other_numbers(text)).all(axis=0)
         same &= hex_mask(text.view(np.uint8)).all(axis=1)
         begins = begins[same]
-        found[begins if places is None else places[begins]] = self.rows[at[same]]
-        return found
+        rows[begins if places is None else places[begins]] = self.rows[at[same]]
+        return rows
 
     def _positions(self, first: Numbers, words: Numbers, *, exact: bool) -> Integers:
         """Return where each address is, or belongs; by its first number alone if not `exact`."""

@@ -77,21 +77,21 @@ class Payload:
         Raises:
             MalformedRowsError: some logs do not hold such values.
         """
-        needed = DIGITS * sum(head_words(one.type) for one in parameters)
+        needed = DIGITS * sum(head_words(parameter.type) for parameter in parameters)
         refuse(
             self.ends - self.starts < needed, f"{self._what} is shorter than {needed // 2} bytes"
         )
         owners = np.arange(len(self.starts), dtype=np.int64)
         frame = _Frame(self.starts, self.starts + needed, owners)
         columns, at = [], 0
-        for one in parameters:
-            if isinstance(one.type, Elementary) and not is_dynamic(one.type):
+        for parameter in parameters:
+            if isinstance(parameter.type, Elementary) and not is_dynamic(parameter.type):
                 words = self._head_words(at)
-                columns.append(decode_words(one.type, words, f"'{one.name}'", owners))
+                columns.append(decode_words(parameter.type, words, f"'{parameter.name}'", owners))
             else:
                 head = self.starts + DIGITS * at
-                columns.append(self._value(one.type, head, frame, f"'{one.name}'"))
-            at += head_words(one.type)
+                columns.append(self._value(parameter.type, head, frame, f"'{parameter.name}'"))
+            at += head_words(parameter.type)
         return columns
 
     def _checked(self, text: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -182,7 +182,7 @@ class Payload:
     def _cut(self, starts: Positions, ends: Positions) -> npt.NDArray[np.uint8]:
         """Return the digits of these stretches, one behind the other."""
         if not (ends[:-1] <= starts[1:]).all():  # not in the order that encoders write
-            parts = [self.digits[one:end] for one, end in zip(starts, ends, strict=True)]
+            parts = [self.digits[start:end] for start, end in zip(starts, ends, strict=True)]
             return np.concatenate(parts)
         if not len(starts):
             return _NO_BYTES
@@ -221,9 +221,9 @@ class Payload:
 
     def _refuse_unfolding(self, digits: Positions, owners: Rows, where: str) -> None:
         """No level may hold more than its log: the values of one would share bytes."""
-        held = np.bincount(owners, weights=digits, minlength=len(self.starts))
+        totals = np.bincount(owners, weights=digits, minlength=len(self.starts))
         room = self.ends - self.starts
-        refuse((held > room)[owners], f"values of {where} overlap", owners)
+        refuse((totals > room)[owners], f"values of {where} overlap", owners)
 
 
 _NO_BYTES = np.zeros(0, np.uint8)

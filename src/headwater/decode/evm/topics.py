@@ -28,7 +28,8 @@ def make_topic_filters(event: Event, params: Mapping[str, object]) -> TopicFilte
         AddressError: a value for an address is none.
     """
     slots = {
-        one.name: (slot, one) for slot, one in enumerate(event.indexed, start=event.first_topic)
+        parameter.name: (slot, parameter)
+        for slot, parameter in enumerate(event.indexed, start=event.first_topic)
     }
     filters: dict[int, tuple[str, ...]] = {}
     for name, value in params.items():
@@ -40,9 +41,9 @@ def make_topic_filters(event: Event, params: Mapping[str, object]) -> TopicFilte
 
 
 def _no_such_filter(event: Event, name: str) -> ParameterError:
-    known = any(one.name == name for one in event.parameters)
+    known = any(parameter.name == name for parameter in event.parameters)
     reason = "is not indexed, so portals cannot filter by it" if known else "does not exist"
-    names = ", ".join(one.name for one in event.indexed) or "none"
+    names = ", ".join(parameter.name for parameter in event.indexed) or "none"
     return ParameterError(
         f"parameter {name!r} of {event.name} {reason}; indexed parameters are: {names}"
     )
@@ -56,7 +57,7 @@ def _encode_all(parameter: Parameter, value: object) -> tuple[str, ...]:
             f"the filter on {parameter.name!r} is an empty list, which matches nothing; leave it "
             "out to match everything"
         )
-    return tuple(dict.fromkeys(_encode(parameter, one) for one in values))
+    return tuple(dict.fromkeys(_encode(parameter, item) for item in values))
 
 
 def _encode(parameter: Parameter, value: object) -> str:
@@ -102,8 +103,8 @@ def _encode_integer(abi_type: Elementary, value: object) -> str | None:
 def _raw(value: object) -> bytes | None:
     if isinstance(value, bytes):
         return value
-    found = _HEX.fullmatch(value) if isinstance(value, str) else None
-    return None if found is None else bytes.fromhex(found[1])
+    match = _HEX.fullmatch(value) if isinstance(value, str) else None
+    return None if match is None else bytes.fromhex(match[1])
 
 
 def _describe(abi_type: AbiType) -> str:
@@ -131,10 +132,10 @@ def check_address(value: object, where: str) -> str:
     Raises:
         AddressError: not an address, or the checksum is wrong.
     """
-    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise AddressError(f"{where}: not an address", got=repr(value)[:80])
-    digits = found[1]
+    digits = match[1]
     if digits not in (digits.lower(), digits.upper()) and digits != checksum(digits):
         raise AddressError(
             f"{where}: the checksum is wrong, so a digit or a capital is mistyped", got=value

@@ -191,13 +191,13 @@ def parse_elementary(name: str) -> Elementary | None:
     """Return the type of this name, or None if there is none that logs can hold."""
     if name in _PLAIN:
         return _PLAIN[name]
-    found = _SIZED.fullmatch(name)
-    if found is None:
+    match = _SIZED.fullmatch(name)
+    if match is None:
         return None
-    size = int(found[2])
-    if found[1] == "bytes":
+    size = int(match[2])
+    if match[1] == "bytes":
         return Elementary(Kind.FIXED_BYTES, size) if size <= 32 else None
-    return Elementary(Kind(found[1]), size) if size % 8 == 0 and size <= 256 else None
+    return Elementary(Kind(match[1]), size) if size % 8 == 0 and size <= 256 else None
 
 
 def parse_event_text(text: str) -> tuple[str, tuple[Parameter, ...], bool]:
@@ -324,8 +324,8 @@ class _Parser:
     def _tuple(self, depth: int) -> Tuple:
         start = self.position
         members = [
-            Member(one.name or f"arg{index}", one.type)
-            for index, one in enumerate(self._parameters(depth + 1, in_tuple=True))
+            Member(parameter.name or f"arg{index}", parameter.type)
+            for index, parameter in enumerate(self._parameters(depth + 1, in_tuple=True))
         ]
         if len({member.name.lower() for member in members}) < len(members):
             self.position = start
@@ -356,10 +356,10 @@ class _Parser:
         self._advance()
 
     def _advance(self) -> None:
-        found = _TOKEN.match(self.text, self._end)
-        self.token = found[1] if found else ""
-        self.position = found.start(1) if found else len(self.text)
-        self._end = found.end() if found else len(self.text)
+        match = _TOKEN.match(self.text, self._end)
+        self.token = match[1] if match else ""
+        self.position = match.start(1) if match else len(self.text)
+        self._end = match.end() if match else len(self.text)
 
     def _shown(self) -> str:
         return repr(self.token) if self.token else "the end"

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from headwater.errors import BlockContentError
 from headwater.query import EVM, Field, Presence, WireType
 
-EVM_TIMESTAMP = next(one for one in EVM.entity("block").fields if one.wire == "timestamp")
+EVM_TIMESTAMP = next(field for field in EVM.entity("block").fields if field.wire == "timestamp")
 TICKS = {WireType.SECONDS: 1_000_000, WireType.MILLISECONDS: 1000}
 """Microseconds in the unit of a time."""
 
@@ -119,14 +119,17 @@ def refuse_repeated_keys(
         BlockContentError: there are such items.
     """
     block = np.repeat(np.arange(len(headers)), counts)
-    columns = [block, *(_numbers(one) for one in keys.values() if pa.types.is_integer(one.type))]
+    columns = [
+        block,
+        *(_numbers(column) for column in keys.values() if pa.types.is_integer(column.type)),
+    ]
     if _ascend(columns):
         return
-    columns += [_codes(one) for one in keys.values() if not pa.types.is_integer(one.type)]
+    columns += [_codes(column) for column in keys.values() if not pa.types.is_integer(column.type)]
     known = np.logical_and.reduce(
-        [one.is_valid().to_numpy(zero_copy_only=False) for one in keys.values()]
+        [column.is_valid().to_numpy(zero_copy_only=False) for column in keys.values()]
     )
-    mixed = _mix([one[known] for one in columns])
+    mixed = _mix([column[known] for column in columns])
     ordered = np.sort(mixed)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(repeated):
@@ -134,7 +137,7 @@ def refuse_repeated_keys(
     seen = set()
     for row in np.flatnonzero(known)[np.isin(mixed, repeated)].tolist():
         number = headers[int(block[row])].number
-        place = {name: one[row].as_py() for name, one in keys.items()}
+        place = {name: column[row].as_py() for name, column in keys.items()}
         if (key := f"{number} {place}") in seen:
             raise BlockContentError(
                 f"a block has two {what} of the same index", block=number, **place
@@ -171,8 +174,8 @@ def _list_hashes(column: pa.ListArray) -> npt.NDArray[np.int64]:
 def _mix(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.uint64]:
     """Return a hash of each row of some columns; the order of the columns counts."""
     mixed = np.full(len(columns[0]), _ODD)
-    for one in columns:
-        mixed = (mixed ^ one.astype(np.uint64)) * _ODD
+    for column in columns:
+        mixed = (mixed ^ column.astype(np.uint64)) * _ODD
         mixed ^= mixed >> _HALF
     return mixed
 
@@ -180,8 +183,8 @@ def _mix(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.uint64]:
 def _ascend(columns: Sequence[npt.NDArray[np.int64]]) -> bool:
     """Whether each row is above the one before it, in the order of the columns."""
     above = np.zeros(max(len(columns[0]) - 1, 0), bool)
-    for one in reversed(columns):
-        later, earlier = one[1:], one[:-1]
+    for column in reversed(columns):
+        later, earlier = column[1:], column[:-1]
         above = (later > earlier) | ((later == earlier) & above)
     return bool(above.all())
 
@@ -190,8 +193,8 @@ def _read_line(line: bytes, decode: Any, tick: int, is_optional: bool) -> Line:
     try:
         block: Line = decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        found = _NUMBER.search(line)
-        facts = {"block": int(found[1])} if found else {}
+        match = _NUMBER.search(line)
+        facts = {"block": int(match[1])} if match else {}
         raise BlockContentError(f"a line is not a block: {error}", **facts) from error
     header = block.header
     if header.timestamp is not None:

@@ -76,7 +76,9 @@ _KINDS: dict[WireType, tuple[Any, pa.DataType]] = {
 def wire_type(field: Field) -> pa.DataType:
     """Return the Arrow type in which a field's wire form is kept."""
     if field.members:
-        kind: pa.DataType = pa.struct([pa.field(one.wire, wire_type(one)) for one in field.members])
+        kind: pa.DataType = pa.struct(
+            [pa.field(member.wire, wire_type(member)) for member in field.members]
+        )
     else:
         kind = _KINDS.get(field.type, _STRING)[1]
     return pa.list_(kind) if field.is_list else kind
@@ -85,7 +87,7 @@ def wire_type(field: Field) -> pa.DataType:
 def entity_schema(fields: Fields) -> pa.Schema:
     """Return the columns of an entity's table: the block's, then one per field, in wire names."""
     return pa.schema(
-        [*HEADER_FIELDS, *(pa.field(stored_name(one), wire_type(one)) for one in fields)]
+        [*HEADER_FIELDS, *(pa.field(stored_name(field), wire_type(field)) for field in fields)]
     )
 
 
@@ -181,7 +183,7 @@ def _members(fields: Fields) -> list[tuple[str, Any, Any]]:
 
 def _python_type(field: Field) -> Any:
     if field.members:
-        part = [(_attribute(one.wire), _python_type(one), None) for one in field.members]
+        part = [(_attribute(member.wire), _python_type(member), None) for member in field.members]
         kind: Any = msgspec.defstruct("Part", part, rename=_key, gc=False)
     else:
         kind = _KINDS.get(field.type, _STRING)[0]
@@ -223,16 +225,16 @@ def _scalars(field: Field, values: list[Any]) -> pa.Array:
     if field.members:
         mask = np.fromiter((value is None for value in values), bool, len(values))
         parts = []
-        for one in field.members:
-            name = _attribute(one.wire)
+        for member in field.members:
+            name = _attribute(member.wire)
             parts.append(
-                _wire_array(one, [None if v is None else getattr(v, name) for v in values])
+                _wire_array(member, [None if v is None else getattr(v, name) for v in values])
             )
-        kinds = [pa.field(one.wire, wire_type(one)) for one in field.members]
+        kinds = [pa.field(member.wire, wire_type(member)) for member in field.members]
         return pa.StructArray.from_arrays(parts, fields=kinds, mask=pa.array(mask))
     if field.type is WireType.JSON:
         texts = [bytes(value).decode(errors="replace") for value in values]  # lines are UTF-8
-        return pa.array([None if one == "null" else one for one in texts], pa.string())
+        return pa.array([None if text == "null" else text for text in texts], pa.string())
     if field.type in _TEXTS:
         values = [str(value) if isinstance(value, int) else value for value in values]
     kind = wire_type(field)
@@ -266,20 +268,20 @@ def read_entities(
     collections = {name: network.entity(name).collection for name in wanted if name != BLOCK}
     header = header_type(_extra(wanted[BLOCK].fields)) if BLOCK in wanted else Header
     shape = line_type(tuple(collections.values()), header)
-    timestamp = next(one for one in network.entity(BLOCK).fields if one.wire == "timestamp")
+    timestamp = next(field for field in network.entity(BLOCK).fields if field.wire == "timestamp")
     batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in wanted}
     for part in slices(lines):
         blocks = read_lines(part, shape, timestamp)
-        for name, one in wanted.items():
-            inside = _inside(blocks, one.ranges)
+        for name, entity in wanted.items():
+            inside = _inside(blocks, entity.ranges)
             if inside:
-                batches[name].append(_batch(network, name, one.fields, inside, collections))
+                batches[name].append(_batch(network, name, entity.fields, inside, collections))
     return {
         name: pa.Table.from_batches(
-            [one for one in batches[name] if one.num_rows],
-            schema=_schema(network, name, one.fields),
+            [batch for batch in batches[name] if batch.num_rows],
+            schema=_schema(network, name, entity.fields),
         )
-        for name, one in wanted.items()
+        for name, entity in wanted.items()
     }
 
 
@@ -312,7 +314,7 @@ def _schema(network: Network, name: str, fields: Fields) -> pa.Schema:
 
 def _extra(fields: Fields) -> Fields:
     """Return the fields of blocks apart from those that every row repeats."""
-    return tuple(one for one in fields if one.wire not in ("number", "hash", "timestamp"))
+    return tuple(field for field in fields if field.wire not in ("number", "hash", "timestamp"))
 
 
 def _inside(blocks: Sequence[Line], ranges: Sequence[BlockRange]) -> Sequence[Line]:
@@ -321,10 +323,10 @@ def _inside(blocks: Sequence[Line], ranges: Sequence[BlockRange]) -> Sequence[Li
         return ()
     numbers = [block.header.number for block in blocks]
     low, high = min(numbers), max(numbers)
-    if any(low in one and high in one for one in ranges):
+    if any(low in block_range and high in block_range for block_range in ranges):
         return blocks
     return [
         block
         for block, number in zip(blocks, numbers, strict=True)
-        if any(number in one for one in ranges)
+        if any(number in block_range for block_range in ranges)
     ]

@@ -90,7 +90,7 @@ def parse_logs(lines: Sequence[bytes]) -> pa.Table:
         blocks = read_lines(part, shape)
         arrays = [block.logs for block in blocks]  # type: ignore[attr-defined]
         batches.append(logs_batch([block.header for block in blocks], arrays))
-    return pa.Table.from_batches([one for one in batches if one.num_rows], schema=LOG_SCHEMA)
+    return pa.Table.from_batches([batch for batch in batches if batch.num_rows], schema=LOG_SCHEMA)
 
 
 def logs_batch(headers: Sequence[Header], arrays: Sequence[bytes]) -> pa.RecordBatch:
@@ -151,7 +151,7 @@ def scan_logs(arrays: Sequence[bytes]) -> Logs | None:
     text = b"".join(arrays)
     if b"\\" in text or len(text) > _LIMIT:
         return None
-    sizes = np.fromiter((memoryview(one).nbytes for one in arrays), np.int64, len(arrays))
+    sizes = np.fromiter((memoryview(array).nbytes for array in arrays), np.int64, len(arrays))
     ends = np.cumsum(sizes)
     try:
         return _Scan(text, ends - sizes, ends).columns()
@@ -214,15 +214,15 @@ class _Scan:
         _demand((self.topic_counts >= 0).all() and (self.topic_counts <= TOPICS).all())
         self.strings = self._strings(1)
         self.digits = self._strings(3)
-        found = self._read(order, starts)
-        self._check_ends(found.pop("end"), starts)
+        values = self._read(order, starts)
+        self._check_ends(values.pop("end"), starts)
         return counts, [
-            self._hex(found["transactionHash"], TOPIC_DIGITS),
-            pa.array(found["transactionIndex"]),
-            pa.array(found["logIndex"]),
-            self._hex(found["address"], ADDRESS_DIGITS),
-            *self._topics(found["topics"]),
-            self._take(self.digits, found["data"]),
+            self._hex(values["transactionHash"], TOPIC_DIGITS),
+            pa.array(values["transactionIndex"]),
+            pa.array(values["logIndex"]),
+            self._hex(values["address"], ADDRESS_DIGITS),
+            *self._topics(values["topics"]),
+            self._take(self.digits, values["data"]),
         ]
 
     def _count(self, starts: Positions) -> Positions:
@@ -236,7 +236,7 @@ class _Scan:
 
     def _read(self, order: list[_Key], starts: Positions) -> dict[str, Positions]:
         """Return per key the values of a number, or which string the value is; and the end."""
-        found: dict[str, Positions] = {}
+        values: dict[str, Positions] = {}
         expected = starts + 1  # where the next key must open
         for index, key in enumerate(order):
             at = self.begins + key.at + (self.topic_counts if key.after_topics else 0)
@@ -246,20 +246,20 @@ class _Scan:
                 is_last = index + 1 == len(order)
                 following = self._next_key(order, index) if not is_last else None
                 stop = self._number_stop(starts) if following is None else following - 1
-                found[key.name] = self._number(after, stop)
+                values[key.name] = self._number(after, stop)
             elif key.name == "topics":
-                found[key.name] = at + 1
+                values[key.name] = at + 1
                 stop = self._check_topics(at + 1, after)
             else:
-                found[key.name] = at + 1
+                values[key.name] = at + 1
                 begin = expected + len(f'"{key.name}":')
                 _demand(np.array_equal(self.opens[at + 1], begin))
                 stop = self.closes[at + 1] + 1
             is_end = _CLOSE if index + 1 == len(order) else _COMMA
             _demand((self.bytes[stop] == is_end).all())
             expected = stop + 1
-        found["end"] = expected - 1
-        return found
+        values["end"] = expected - 1
+        return values
 
     def _next_key(self, order: list[_Key], index: int) -> Positions:
         key = order[index + 1]
@@ -460,11 +460,11 @@ def _find_problem(log: _Log) -> str | None:
 
 
 def _explain_logs(raw: bytes, number: int, error: Exception) -> BlockContentError:
-    found = _POSITION.search(str(error))
+    match = _POSITION.search(str(error))
     facts: dict[str, object] = {"block": number}
-    if found:
+    if match:
         facts["log_index"] = None
-        facts["position"] = position = int(found[1])
+        facts["position"] = position = int(match[1])
         with suppress(*_UNREADABLE):  # another log of the block may be worse
             item = msgspec.json.decode(raw)[position]
             facts["log_index"] = item.get("logIndex") if isinstance(item, dict) else None

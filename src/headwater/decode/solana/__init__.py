@@ -247,9 +247,9 @@ def _find_instruction(
     if idl is not None:
         raise LayoutError("give either an IDL or layouts")
     known = {
-        f"{title}.{one}": (layout, address)
+        f"{title}.{instruction}": (layout, address)
         for title, (address, contents) in PROGRAMS.items()
-        for one, layout in contents.items()
+        for instruction, layout in contents.items()
     }
     if name not in known:
         raise LayoutError(f"there is no built-in instruction {name!r}", valid=", ".join(known))
@@ -286,14 +286,14 @@ def _only(name: str | None, names: list[str]) -> str:
 
 
 def _programs(program: str | Iterable[str] | None, default: str | None) -> list[str]:
-    given = default if program is None else program
-    if given is None:
+    programs = default if program is None else program
+    if programs is None:
         raise LayoutError("the program is not known; give program=")
-    return [given] if isinstance(given, str) else list(given)
+    return [programs] if isinstance(programs, str) else list(programs)
 
 
 def _account_filters(layout: DataLayout, accounts: Mapping[str, object]) -> dict[str, object]:
-    places = {one.name: at for at, one in enumerate(layout.accounts)}
+    places = {account.name: at for at, account in enumerate(layout.accounts)}
     filters: dict[str, object] = {}
     for name, value in accounts.items():
         at = places.get(name, _FILTERED_ACCOUNTS)
@@ -307,7 +307,7 @@ def _account_filters(layout: DataLayout, accounts: Mapping[str, object]) -> dict
 
 
 def _check_decimals(layout: DataLayout, decimals: Iterable[str]) -> frozenset[str]:
-    able = {one.name for one in layout.args.members if is_wide(one.type)}
+    able = {member.name for member in layout.args.members if is_wide(member.type)}
     return check_decimals(decimals, able, f"{layout.name} these")
 
 

@@ -71,8 +71,8 @@ class Scalar:
     @property
     def integer(self) -> Integer | None:
         """The integers that it holds; None if it holds anything else."""
-        found = _INTEGER.fullmatch(self.name)
-        return Integer(int(found[2]), signed=found[1] == "i") if found else None
+        match = _INTEGER.fullmatch(self.name)
+        return Integer(int(match[2]), signed=match[1] == "i") if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def parse_struct(members: Mapping[object, object], where: str, depth: int = 0) -
 
 def make_struct(members: list[Member], where: str) -> Struct:
     """Return a struct; Spark does not tell capitals apart, so names must differ in more."""
-    if len({one.name.lower() for one in members}) < len(members):
+    if len({member.name.lower() for member in members}) < len(members):
         raise LayoutError(f"{where}: two members have the same name")
     return Struct(tuple(members))
 
@@ -203,20 +203,24 @@ def arrow_type(borsh: BorshType) -> pa.DataType:
         case Sequence(item):
             return pa.list_(arrow_type(item))
         case Struct(members):
-            return pa.struct([pa.field(one.name, arrow_type(one.type)) for one in members])
+            return pa.struct([pa.field(member.name, arrow_type(member.type)) for member in members])
         case Enum(variants):
-            held = [one for one in variants if one.content is not None]
-            if not held:
+            with_content = [variant for variant in variants if variant.content is not None]
+            if not with_content:
                 return pa.string()
-            fields = [pa.field(one.name, arrow_type(one.content)) for one in held if one.content]
+            fields = [
+                pa.field(variant.name, arrow_type(variant.content))
+                for variant in with_content
+                if variant.content
+            ]
             return pa.struct([pa.field("variant", pa.string()), *fields])
 
 
 def arrow_field(name: str, borsh: BorshType) -> pa.Field:
     """Return the field of the column that holds such values."""
-    held = borsh.item if isinstance(borsh, Option) else borsh
-    if isinstance(held, Scalar) and held.integer is not None:
-        return integer_field(name, held.integer)
+    inner = borsh.item if isinstance(borsh, Option) else borsh
+    if isinstance(inner, Scalar) and inner.integer is not None:
+        return integer_field(name, inner.integer)
     return pa.field(name, arrow_type(borsh))
 
 
@@ -231,7 +235,7 @@ def fixed_size(borsh: BorshType) -> int | None:
             each = fixed_size(item)
             return None if each is None else each * length
         case Struct(members):
-            sizes = [fixed_size(one.type) for one in members]
+            sizes = [fixed_size(member.type) for member in members]
             return None if None in sizes else sum(size or 0 for size in sizes)
         case _:
             return None
@@ -249,7 +253,7 @@ def least_size(borsh: BorshType) -> int:
         case Sequence(item, length):
             return 4 if length is None else length * least_size(item)
         case Struct(members):
-            return sum(least_size(one.type) for one in members)
+            return sum(least_size(member.type) for member in members)
         case _:
             return fixed_size(borsh) or 0
 
@@ -414,7 +418,7 @@ class BorshReader:
     def _enum(self, borsh: Enum, at: Positions, owners: Rows, where: str) -> Read:
         tags = self._window(at, 1, owners, where)[:, 0]
         refuse(tags >= len(borsh.variants), f"{where} is no known variant", owners)
-        names = pa.array([one.name for one in borsh.variants], pa.string())
+        names = pa.array([variant.name for variant in borsh.variants], pa.string())
         chosen = names.take(pa.array(tags))
         at, kind = at + 1, arrow_type(borsh)
         if pa.types.is_string(kind):

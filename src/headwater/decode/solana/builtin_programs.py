@@ -66,7 +66,7 @@ def _layouts(table: Mapping[str, tuple[int, str, str]], width: int) -> dict[str,
             name,
             {
                 "discriminator": number.to_bytes(width, "little"),
-                "args": dict(one.split(":", 1) for one in args.split()),
+                "args": dict(arg.split(":", 1) for arg in args.split()),
                 "accounts": accounts.split(),
             },
         )

@@ -76,22 +76,22 @@ def parse_layout(name: str, source: object) -> DataLayout:
     args, accounts = source.get("args", {}), source.get("accounts", ())
     if not isinstance(args, Mapping):
         raise LayoutError(f"'args' of {name!r} is no mapping of names to types")
-    if isinstance(accounts, str) or not all(isinstance(one, str) for one in accounts):
+    if isinstance(accounts, str) or not all(isinstance(account, str) for account in accounts):
         raise LayoutError(f"'accounts' of {name!r} is no list of names")
     return DataLayout(
         name,
         parse_discriminator(source.get("discriminator"), name),
         parse_struct(args, name),
-        tuple(Account(one.removesuffix("?"), one.endswith("?")) for one in accounts),
+        tuple(Account(account.removesuffix("?"), account.endswith("?")) for account in accounts),
     )
 
 
 def parse_discriminator(value: object, name: str) -> bytes:
     """Understand "0x03", bytes, or a list of numbers as IDLs have it."""
-    found = _DISCRIMINATOR.fullmatch(value) if isinstance(value, str) else None
-    if found:
-        return bytes.fromhex(found[1])
-    if isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 256 for one in value):
+    match = _DISCRIMINATOR.fullmatch(value) if isinstance(value, str) else None
+    if match:
+        return bytes.fromhex(match[1])
+    if isinstance(value, list) and all(isinstance(byte, int) and 0 <= byte < 256 for byte in value):
         value = bytes(value)
     if isinstance(value, bytes) and 1 <= len(value) <= 32:
         return value
@@ -112,9 +112,9 @@ def snake_case(name: str) -> str:
 
 def _discriminator(entry: Mapping[str, object], kind: str, name: str) -> bytes:
     """Return the bytes that an entry of an IDL says, or those that Anchor derives from a name."""
-    given = entry.get("discriminator")
-    if given is not None:
-        return parse_discriminator(given, name)
+    discriminator = entry.get("discriminator")
+    if discriminator is not None:
+        return parse_discriminator(discriminator, name)
     return sha256(f"{kind}:{name}".encode()).digest()[:8]
 
 
@@ -129,16 +129,16 @@ class Idl:
         """The program, if the IDL names it."""
         metadata = self.document.get("metadata")
         old = metadata.get("address") if isinstance(metadata, Mapping) else None
-        found = self.document.get("address", old)
-        return found if isinstance(found, str) else None
+        address = self.document.get("address", old)
+        return address if isinstance(address, str) else None
 
     def instructions(self) -> list[str]:
         """Return the names of all instructions, in snake_case."""
-        return [snake_case(str(one.get("name"))) for one in self._list("instructions")]
+        return [snake_case(str(entry.get("name"))) for entry in self._list("instructions")]
 
     def events(self) -> list[str]:
         """Return the names of all events, as they are written."""
-        return [str(one.get("name")) for one in self._list("events")]
+        return [str(entry.get("name")) for entry in self._list("events")]
 
     def instruction(self, name: str) -> DataLayout:
         """Return the layout of an instruction.
@@ -175,7 +175,9 @@ class Idl:
 
     def _list(self, key: str) -> list[Mapping[str, object]]:
         entries = self.document.get(key) or []
-        if not isinstance(entries, list) or not all(isinstance(one, Mapping) for one in entries):
+        if not isinstance(entries, list) or not all(
+            isinstance(entry, Mapping) for entry in entries
+        ):
             raise LayoutError(f"{key!r} of an IDL is a list of objects")
         return entries
 
@@ -217,7 +219,7 @@ class Idl:
         raise LayoutError(f"{where}: a type that has no column", got=repr(source)[:120])
 
     def _defined(self, name: str, where: str, depth: int) -> BorshType:
-        entry = next((one for one in self._list("types") if one.get("name") == name), None)
+        entry = next((entry for entry in self._list("types") if entry.get("name") == name), None)
         body = None if entry is None else entry.get("type")
         if not isinstance(body, Mapping) or (entry or {}).get("serialization", "borsh") != "borsh":
             raise LayoutError(f"{where}: the IDL does not define {name!r} in Borsh")
@@ -235,13 +237,13 @@ class Idl:
         if not isinstance(variants, list) or not 0 < len(variants) <= 256:
             raise LayoutError(f"{where}: an enum has 1 to 256 variants")
         parsed = []
-        for one in variants:
-            if not isinstance(one, Mapping):
+        for variant in variants:
+            if not isinstance(variant, Mapping):
                 raise LayoutError(f"{where}: a variant is an object")
-            name, fields = str(one.get("name")), one.get("fields")
+            name, fields = str(variant.get("name")), variant.get("fields")
             content = self._members(fields, f"{where}.{name}", depth) if fields else None
             parsed.append(Variant(name, content))
-        names = {"variant", *(one.name.lower() for one in parsed)}
+        names = {"variant", *(variant.name.lower() for variant in parsed)}
         if len(names) <= len(parsed):
             raise LayoutError(f"{where}: two variants have the same name, or one is 'variant'")
         return Enum(tuple(parsed))
@@ -253,14 +255,14 @@ def _accounts(entry: Mapping[str, object], where: str, prefix: str = "") -> list
     if not isinstance(listed, list):
         raise LayoutError(f"{where}: 'accounts' is a list")
     accounts: list[Account] = []
-    for one in listed:
-        if not isinstance(one, Mapping):
+    for account in listed:
+        if not isinstance(account, Mapping):
             raise LayoutError(f"{where}: an account is an object")
-        name = prefix + snake_case(str(one.get("name")))
-        if "accounts" in one:
-            accounts.extend(_accounts(one, where, f"{name}_"))
+        name = prefix + snake_case(str(account.get("name")))
+        if "accounts" in account:
+            accounts.extend(_accounts(account, where, f"{name}_"))
         else:
-            accounts.append(Account(name, bool(one.get("isOptional", one.get("optional")))))
+            accounts.append(Account(name, bool(account.get("isOptional", account.get("optional")))))
     return accounts
 
 

@@ -78,10 +78,10 @@ def _with_transactions(batch: pa.RecordBatch, entities: Entities) -> pa.RecordBa
 def _item_columns(batch: pa.RecordBatch, fields: tuple[pa.Field, ...]) -> list[pa.Array]:
     """Return the columns that all items share; their programs are those of the checked filter."""
     return [
-        required(batch, _FIELDS[one.name])
-        if one.name in _FIELDS
-        else batch.column(_OTHERS.get(one.name, one.name))
-        for one in fields
+        required(batch, _FIELDS[field.name])
+        if field.name in _FIELDS
+        else batch.column(_OTHERS.get(field.name, field.name))
+        for field in fields
     ]
 
 
@@ -110,8 +110,10 @@ class InstructionsOutput:
         names = layout_columns(self.layout, self.base)
         members = self.layout.args.members
         columns = [
-            pa.field(name, DECIMAL) if one.name in self.decimals else arrow_field(name, one.type)
-            for name, one in zip(names, members, strict=False)
+            pa.field(name, DECIMAL)
+            if member.name in self.decimals
+            else arrow_field(name, member.type)
+            for name, member in zip(names, members, strict=False)
         ]
         accounts = [pa.field(name, pa.string()) for name in names[len(members) :]]
         return pa.schema([*self.base, *columns, *accounts])
@@ -174,10 +176,10 @@ class InstructionsOutput:
         members = self.layout.args.members
         columns = BorshReader(data).decode(self.layout.args, len(self.layout.discriminator))
         args = [
-            as_decimals(column, f"'{one.name}'") if one.name in self.decimals else column
-            for one, column in zip(members, columns, strict=True)
+            as_decimals(column, f"'{member.name}'") if member.name in self.decimals else column
+            for member, column in zip(members, columns, strict=True)
         ]
-        accounts = [_account(batch, at, one) for at, one in enumerate(self.layout.accounts)]
+        accounts = [_account(batch, at, account) for at, account in enumerate(self.layout.accounts)]
         return [*_item_columns(batch, self.base), *args, *accounts]
 
     def _explain(
@@ -236,7 +238,7 @@ class AnchorEventsOutput(InstructionsOutput):
         message = batch.column("message")
         refuse(pc.is_null(message), "message is absent")
         decoded = [_decode_base64(text.removeprefix(_PREFIX)) for text in message.to_pylist()]
-        refuse(np.array([one is None for one in decoded], bool), "the message is not base64")
+        refuse(np.array([data is None for data in decoded], bool), "the message is not base64")
         return pa.array(decoded, pa.binary())
 
     def _own_columns(self, batch: pa.RecordBatch, data: pa.BinaryArray) -> list[pa.Array]:
@@ -252,10 +254,10 @@ def layout_columns(layout: DataLayout, base: Sequence[pa.Field]) -> list[str]:
         SignatureError: a name is taken, and its replacement too.
     """
     groups = {
-        "arg": [one.name for one in layout.args.members],
-        "account": [one.name for one in layout.accounts],
+        "arg": [member.name for member in layout.args.members],
+        "account": [account.name for account in layout.accounts],
     }
-    return name_columns([one.name for one in base], groups)
+    return name_columns([field.name for field in base], groups)
 
 
 def _account(batch: pa.RecordBatch, at: int, account: Account) -> pa.Array:

@@ -72,9 +72,9 @@ class TableOutput:
         network, fields = self.query.network, list(HEADER_FIELDS)
         if self._definition.joined:
             fields.append(pa.field(transaction_name(network).column, pa.string()))
-        for one in self.columns:
-            name = column_name(network, self.entity, one.name)
-            fields.append(column_field(name, one, as_decimal=one.name in self.decimals))
+        for field in self.columns:
+            name = column_name(network, self.entity, field.name)
+            fields.append(column_field(name, field, as_decimal=field.name in self.decimals))
         return pa.schema(fields)
 
     @property
@@ -114,7 +114,7 @@ class TableOutput:
             refuse_missing_filter_fields(batch, self.query.network, self._own_filter)
             if self._definition.joined:
                 arrays.append(self._transactions(batch, entities))
-            return arrays + [self._array(batch, one) for one in self.columns]
+            return arrays + [self._array(batch, field) for field in self.columns]
         except MalformedRowsError as error:
             raise self._explain(batch, error) from None
 
@@ -123,8 +123,8 @@ class TableOutput:
         network = self.query.network
         name = transaction_name(network)
         own = name.own_index if self.entity == name.entity else name.item_index
-        found = look_up_transactions(batch, entities[name.entity], name.field, name.own_index, own)
-        return check_name(network, found)
+        names = look_up_transactions(batch, entities[name.entity], name.field, name.own_index, own)
+        return check_name(network, names)
 
     def _array(self, batch: pa.RecordBatch, field: Field) -> pa.Array:
         refuse_absent(batch, field)
@@ -166,13 +166,13 @@ def make_table(
     entity = network.entity(definition.entity)
     known = {field.name: field for field in entity.fields}
     columns = _columns(network, definition, known, fields)
-    able = {one.name for one in columns if decimal_type(one) is not None}
+    able = {field.name for field in columns if decimal_type(field) is not None}
     asked = check_decimals(decimals, able, "these columns")
     query = empty
     if definition.family is None:
-        query = empty.add_fields(block=[one.name for one in columns])
+        query = empty.add_fields(block=[field.name for field in columns])
     else:
-        family = next(one for one in network.families if one.name == definition.family)
+        family = next(family for family in network.families if family.name == definition.family)
         flags = {relation.name for relation in family.relations} & filters.keys()
         if flags:
             raise QueryError(
@@ -180,7 +180,9 @@ def make_table(
                 "are outputs of their own"
             )
         probe = empty.add_filter(definition.family, **filters)
-        selected = {one.name for one in columns} | set(fields_to_check(network, probe.filters[0]))
+        selected = {field.name for field in columns} | set(
+            fields_to_check(network, probe.filters[0])
+        )
         if network is EVM and definition.entity == "log":
             selected = set(known)  # with all six of them, the fast reader serves
         query, filters = _join_transactions(empty, definition, filters)
@@ -196,10 +198,10 @@ def _columns(
         raise QueryError("fields is a list of names", got=repr(fields))
     columns = {column_name(network, definition.entity, name): name for name in known}
     chosen = [
-        one if one in known else columns.get(one, one)
-        for one in (definition.default if fields is None else fields)
+        name if name in known else columns.get(name, name)
+        for name in (definition.default if fields is None else fields)
     ]
-    unknown = [one for one in chosen if one not in known]
+    unknown = [name for name in chosen if name not in known]
     if unknown:
         raise QueryError(
             f"{definition.entity} has no field {unknown[0]!r}", valid=", ".join(sorted(known))
@@ -236,12 +238,12 @@ def wire_column(batch: pa.RecordBatch, field: Field) -> pa.Array:
 
 def _topic_lists(batch: pa.RecordBatch) -> pa.ListArray:
     slots = [batch.column(f"topic{slot}") for slot in range(TOPICS)]
-    present = np.stack([pc.is_valid(one).to_numpy(zero_copy_only=False) for one in slots], axis=1)
+    present = np.stack([pc.is_valid(slot).to_numpy(zero_copy_only=False) for slot in slots], axis=1)
     counts = present.sum(axis=1)
     firsts = np.cumsum(present.sum(axis=0)) - present.sum(axis=0)
     within = np.cumsum(present, axis=0) - 1
     order = (within + firsts)[present]  # row by row, where each topic stands among all
-    digits = pa.concat_arrays([one.drop_null() for one in slots]).take(pa.array(order))
+    digits = pa.concat_arrays([slot.drop_null() for slot in slots]).take(pa.array(order))
     raw = np.frombuffer(digits.buffers()[2] or b"", np.uint8)[: 64 * len(digits)]
     text = np.empty((len(digits), 66), np.uint8)
     text[:, :2], text[:, 2:] = _PREFIX, raw.reshape(-1, 64)
@@ -266,7 +268,7 @@ def named_table(
     network, _, table = name.partition(".")
     build = QUERIES.get(network)
     if build is None or table not in TABLE_DEFINITIONS[build.network.type]:
-        tables = (f"{one}.{name}" for one, query in QUERIES.items()
+        tables = (f"{network}.{name}" for network, query in QUERIES.items()
                   for name in TABLE_DEFINITIONS[query.network.type])  # fmt: skip
         raise QueryError(f"there is no table {name!r}", valid=", ".join(tables))
     return make_table(build, table, fields, filters or {}, range, decimals)
