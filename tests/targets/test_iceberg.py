@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
+from headwater import evm, portal_stream
 from headwater.errors import (
     InvalidOptionError,
     LakeForeignWriteError,
@@ -26,12 +27,13 @@ from headwater.errors import (
     StateMissingError,
     UndeclaredLakeTableError,
 )
-from headwater.targets import iceberg_target
+from headwater.targets import duckdb_target, iceberg_target
 from headwater.targets import table as any_table
 from headwater.targets.iceberg import IcebergSettings, IcebergTarget, snapshots, table
 from headwater.targets.iceberg import stream_table as iceberg
 from headwater.targets.iceberg.snapshots import ancestors, block_of
 from headwater.targets.lake.paths import Place
+from headwater.testing import simulated_portal
 from headwater.testing.conformance import apply_changes
 from headwater.testing.conformance.model import (
     BALANCES,
@@ -213,8 +215,8 @@ def test_a_snapshot_that_a_rollback_needs_is_missed_with_a_code(tmp_path: Path) 
 
 
 def test_what_is_not_offered_is_refused_with_a_code(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOptionError):
-        iceberg_target(tmp_path, tables=[])
+    with pytest.raises(InvalidOptionError, match="on_data"):
+        iceberg_target(tmp_path, on_data=lambda tx, data: None)
     with pytest.raises(InvalidOptionError):
         iceberg_target(tmp_path, tables=[any_table(LOG, untracked=True)])
     with pytest.raises(InvalidOptionError, match="partition_by"):
@@ -230,6 +232,41 @@ def test_what_is_not_offered_is_refused_with_a_code(tmp_path: Path) -> None:
     rig = start(tmp_path / "x", on_data=lambda tx, data: tx.insert("other", data[LOG]))
     with pytest.raises(UndeclaredLakeTableError, match="E2609"):
         rig.block(1, log(1, 1))
+
+
+@pytest.mark.guarantee("LAKE-3")
+def test_tables_need_no_declaration(tmp_path: Path) -> None:
+    def fill(target: Any, last: int, name: str = "transfers") -> None:
+        event = evm.events("erc20.Transfer", range=(0, last))
+        stream = portal_stream(id=name, portal=portal.url, outputs={name: event})
+        stream.pipe_to(target, progress=False)
+
+    def read(name: str = "transfers") -> list[dict[str, Any]]:
+        rows = rows_of(tmp_path / "lake", name)
+        return sorted(rows, key=lambda row: (row["block_number"], row["log_index"]))
+
+    with simulated_portal(seed=3, blocks=30) as portal:
+        portal.finalize(10)
+        fill(iceberg_target(tmp_path / "lake"), 29)
+        before = read()
+        fill(iceberg_target(tmp_path / "lake"), 29, "others")
+        portal.fork(depth=8)
+        portal.extend(10)
+        fill(iceberg_target(tmp_path / "lake"), 33)
+        truth = duckdb_target(tmp_path / "truth.duckdb")
+        fill(truth, 33)
+        query = "SELECT * FROM transfers ORDER BY block_number, log_index"
+        assert read() == truth.query(query).to_pylist() != before
+        assert read("others") == before, "the other stream has not run since"
+
+
+def test_an_output_whose_name_is_no_table_is_refused(tmp_path: Path) -> None:
+    target = iceberg_target(tmp_path, settings=QUIET)
+    target.bind("one")
+    target.recover()
+    rig = Rig(target, lambda name: [], [])
+    with pytest.raises(LakeSchemaError, match="E2602"):
+        rig.block(1, frame("other.place", pa.table({"block_number": [1]})))
 
 
 @pytest.mark.parametrize("given", ["s3://bucket/lake", "", "gs://x/y"])

@@ -10,13 +10,18 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import (
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
 from pyiceberg.table import Table as PyIcebergTable
 
 from headwater.core import PipeState
 from headwater.errors import (
     EvolveError,
     LakeForeignWriteError,
+    LakeSchemaError,
     StateMissingError,
 )
 from headwater.targets.iceberg.catalog import create_namespace
@@ -26,13 +31,16 @@ from headwater.targets.iceberg.snapshots import block_of
 from headwater.targets.iceberg.state_table import StateTable
 from headwater.targets.iceberg.stream_table import NAMESPACE, PROPERTIES, StreamTable
 from headwater.targets.lake.paths import Place
-from headwater.targets.lake.settings import IcebergSettings, Table
+from headwater.targets.lake.settings import NAME, IcebergSettings, Table
 from headwater.targets.lake.state import STREAM, StoredStream
 from headwater.targets.lake.table import Announce, LakeTable, LakeTables, Lead
 
 
 class StreamTables(LakeTables[DataFile]):
-    """The declared tables of one stream, by name. `owned`: the catalog is closed with them."""
+    """The tables of one stream, by name. `owned`: the catalog is closed with them.
+
+    `automatic` ones need no declaration: they are those of the namespace that name the stream.
+    """
 
     open: dict[str, StreamTable]  # type: ignore[assignment]
 
@@ -44,9 +52,10 @@ class StreamTables(LakeTables[DataFile]):
         settings: IcebergSettings,
         announce: Announce = lambda step: None,
         *,
+        automatic: bool = False,
         owned: bool = True,
     ) -> None:
-        super().__init__(stream_id, declared, announce, automatic=False)
+        super().__init__(stream_id, declared, announce, automatic=automatic)
         self._catalog = catalog
         self._namespace = settings.namespace
         self._settings = settings
@@ -125,7 +134,11 @@ class StreamTables(LakeTables[DataFile]):
         return name if "." in name else f"{self._namespace}.{name}"
 
     def _load_tables(self) -> None:
-        """Load the declared tables that exist; refuse those of another stream."""
+        """Load the declared tables that exist, and those of the stream that need no declaration.
+
+        Raises:
+            LakeForeignWriteError: a declared table belongs to another stream.
+        """
         self.open = {}
         for name, declared in self.declared.items():
             try:
@@ -133,6 +146,23 @@ class StreamTables(LakeTables[DataFile]):
             except NoSuchTableError:
                 continue
             self.open[name] = self._adopt(self._made(declared, stored))
+        for name in self._undeclared() if self.automatic else ():
+            try:
+                stored = self._catalog.load_table(self.identifier(name))
+            except NoSuchTableError:  # it was dropped meanwhile
+                continue
+            if self._ours.items() <= stored.properties.items():
+                self.open[name] = self._made(Table(name), stored)
+
+    def _undeclared(self) -> list[str]:
+        """Return the tables of the namespace that were not declared, whosever they are."""
+        namespace = tuple(self._namespace.split("."))
+        known = {self.identifier(name) for name in self.declared} | {self.state.name}
+        try:
+            identifiers = self._catalog.list_tables(namespace)
+        except NoSuchNamespaceError:
+            return []
+        return [name for *_, name in identifiers if self.identifier(name) not in known]
 
     def _made(self, declared: Table, stored: PyIcebergTable) -> StreamTable:
         return StreamTable(declared, stored, self._settings, self.check)
@@ -165,10 +195,16 @@ class StreamTables(LakeTables[DataFile]):
             ) from None
 
     def _create(self, name: str, columns: pa.Schema, stored: StoredStream) -> StreamTable:
-        """Make a declared table. A writer that was replaced may have made it, and may write it
-        until it finds the commit of this epoch there.
+        """Make a table. A writer that was replaced may have made it, and may write it until it
+        finds the commit of this epoch there.
         """
-        declared = self.declared[name]
+        declared = self.declared.get(name)
+        if declared is None:
+            if not NAME.fullmatch(name) or "." in name:
+                raise LakeSchemaError(
+                    "a table that is not declared is named by letters, digits, _ and -", table=name
+                )
+            declared = Table(name)
         schema = iceberg_schema(columns)
         identifier = self.identifier(name)
         self._announce(f"create table {name}")

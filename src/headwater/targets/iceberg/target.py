@@ -42,15 +42,17 @@ class IcebergTarget(LakeTarget[DataFile]):
         assert isinstance(self._settings, IcebergSettings), "given by `iceberg_target`"
         owned = isinstance(self.place, CatalogName)
         catalog = self.place.open() if owned else self.place
+        automatic = self._on_data is None
         return StreamTables(
-            catalog, self._id, self._declared, self._settings, self._announce, owned=owned
-        )
+            catalog, self._id, self._declared, self._settings, self._announce,
+            automatic=automatic, owned=owned,
+        )  # fmt: skip
 
 
 def iceberg_target(
     catalog: str | Path | Mapping[str, str] | Catalog,
     *,
-    tables: Several[Declared],
+    tables: Several[Declared] | None = None,
     on_data: OnData[Tx[DataFile]] | None = None,
     aggregates: Iterable[Aggregate] = (),
     unrepresentable: str = "replace",
@@ -62,8 +64,9 @@ def iceberg_target(
         catalog: a directory, which then holds tables and catalog; the name of a catalog that
             pyiceberg is configured with; properties as pyiceberg takes them, such as
             `{"type": "rest", "uri": …}`; or a catalog of pyiceberg's, which stays open.
-        tables: every table that is written, as a name, `table(...)`, or the `TableSchema` of
-            changes that `tx.apply` applies.
+        tables: every table that `on_data` writes, as a name, `table(...)`, or the `TableSchema` of
+            changes that `tx.apply` applies. Without `on_data`, only those that need more than
+            their name, or that are in another namespace.
         on_data: `on_data(tx, data)` or `on_data(tx, data, ctx)`, called for each batch; again if
             the batch had to be repeated. Left out, each output is inserted into the table of its
             own name.
@@ -74,9 +77,7 @@ def iceberg_target(
         settings: the stream id, the namespace, how much is kept and rewritten.
     """
     plans = plan_aggregates(aggregates)
-    declared = declared_tables(tables, plans)
-    if not declared:
-        raise InvalidOptionError('tables names every table that is written: tables=["transfers"]')
+    declared = declared_tables(tables, plans, on_data=on_data)
     for name in declared:
         if not NAME.fullmatch(name):
             raise InvalidOptionError("a table is named `name` or `namespace.name`", got=repr(name))
