@@ -1,8 +1,8 @@
 """Messages of any type as Arrow columns, by their descriptors, without a Python object per row.
 
-`MessagePlan` says what becomes of a message type: which columns, of which types, and which repeated
-messages become tables of their own. `read_columns` reads many messages at once. What is allowed on
-the wire but rarely there (a field twice, lists in both forms, groups) is put in its plain form by
+`MessagePlan` says which columns a message type has, of which types, and which repeated messages
+become tables of their own. `read_columns` reads many messages at once. Forms that the
+wire allows but that are rare (a field twice, lists in both forms, groups) are put in plain form by
 protobuf's own parser first.
 
 Runs on the driver and on executors; the same bytes give the same columns.
@@ -63,7 +63,7 @@ class UnusualMessage(Exception):  # noqa: N818 - never leaves the decoders, whic
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """What becomes of a field: `many` a list, `nullable` null where it is absent.
+    """The column of a field: `many` a list, `nullable` null where it is absent.
 
     An embedded message without fields becomes a boolean: whether it is there.
 
@@ -91,7 +91,7 @@ class ColumnPlan:
 
 @dataclass(frozen=True, slots=True)
 class MessagePlan:
-    """What becomes of a message type; fields of one of `oneofs` exclude each other."""
+    """The columns of a message type; fields of one of `oneofs` exclude each other."""
 
     type: str
     columns: tuple[ColumnPlan, ...]
@@ -100,20 +100,22 @@ class MessagePlan:
     @property
     def shown(self) -> list[ColumnPlan]:
         """The columns of a row; others are tables, or hold nothing but tables."""
-        return [one for one in self.columns if one.table is None and not _is_hollow(one)]
+        return [
+            column for column in self.columns if column.table is None and not _is_hollow(column)
+        ]
 
     @property
     def struct(self) -> pa.DataType:
         """The message as one value."""
-        return pa.struct([one.arrow for one in self.shown])
+        return pa.struct([column.arrow for column in self.shown])
 
     def tables(self) -> Iterator[ColumnPlan]:
         """Yield the fields whose messages are rows of tables, also within embedded messages."""
-        for one in self.columns:
-            if one.table is not None:
-                yield one
-            elif one.inner is not None and not one.many:
-                yield from one.inner.tables()
+        for column in self.columns:
+            if column.table is not None:
+                yield column
+            elif column.inner is not None and not column.many:
+                yield from column.inner.tables()
 
 
 def _is_hollow(column: ColumnPlan) -> bool:
@@ -141,7 +143,7 @@ def plan_message(
     path: tuple[str, ...] = (),
     above: tuple[str, ...] = (),
 ) -> MessagePlan:
-    """Return what becomes of a message type.
+    """Return the columns of a message type.
 
     Raises:
         MessageTypeError: it contains itself, or holds a group.
@@ -154,47 +156,62 @@ def plan_message(
             path=" > ".join((*above, name)),
         )
     columns = tuple(
-        _plan_field(one, split, (*path, one.name), (*above, name)) for one in descriptor.fields
+        _plan_field(field_, split, (*path, field_.name), (*above, name))
+        for field_ in descriptor.fields
     )
     oneofs = tuple(
-        tuple(one.number for one in each.fields)
-        for each in descriptor.oneofs
-        if len(each.fields) > 1
+        tuple(field_.number for field_ in oneof.fields)
+        for oneof in descriptor.oneofs
+        if len(oneof.fields) > 1
     )
     return MessagePlan(name, columns, oneofs)
 
 
 def _plan_field(
-    one: FieldDescriptor, split: Split, path: tuple[str, ...], above: tuple[str, ...]
+    field_: FieldDescriptor, split: Split, path: tuple[str, ...], above: tuple[str, ...]
 ) -> ColumnPlan:
-    in_map = bool(one.containing_type.GetOptions().map_entry)
-    many, present = one.is_repeated, one.has_presence and not in_map
-    if one.type == _T.TYPE_GROUP:
-        raise MessageTypeError("a field is a group", type=above[-1], field=one.name)
-    if one.type != _T.TYPE_MESSAGE:
-        names = _names_of(one.enum_type) if one.type == _T.TYPE_ENUM else {}
-        kind = _ARROW[one.type]
+    in_map = bool(field_.containing_type.GetOptions().map_entry)
+    many, present = field_.is_repeated, field_.has_presence and not in_map
+    if field_.type == _T.TYPE_GROUP:
+        raise MessageTypeError("a field is a group", type=above[-1], field=field_.name)
+    if field_.type != _T.TYPE_MESSAGE:
+        names = _names_of(field_.enum_type) if field_.type == _T.TYPE_ENUM else {}
+        kind = _ARROW[field_.type]
         if many:
             kind = pa.list_(pa.field("item", kind, False))
-        return ColumnPlan(one.name, one.number, one.type, kind, many, present, names=names)
-    message = one.message_type
+        return ColumnPlan(field_.name, field_.number, field_.type, kind, many, present, names=names)
+    message = field_.message_type
     assert message is not None, "a field of a message type has one"
     if message.full_name == TIMESTAMP and not many:
-        return ColumnPlan(one.name, one.number, one.type, MOMENT, nullable=True)
+        return ColumnPlan(field_.name, field_.number, field_.type, MOMENT, nullable=True)
     if message.full_name in _WRAPPERS and not many:
         inner = plan_message(message, as_lists, path, above)
         kind = inner.columns[0].type
         return ColumnPlan(
-            one.name, one.number, one.type, kind, nullable=True, inner=inner, is_wrapper=True
+            field_.name,
+            field_.number,
+            field_.type,
+            kind,
+            nullable=True,
+            inner=inner,
+            is_wrapper=True,
         )
     is_map = bool(message.GetOptions().map_entry)
-    table = None if is_map else split(one, path)
+    table = None if is_map else split(field_, path)
     inner = plan_message(message, as_lists if many and table is None else split, path, above)
     kind = inner.struct if len(inner.struct) or any(inner.tables()) else pa.bool_()
     if many:
         kind = pa.list_(pa.field("item", kind, False))
     return ColumnPlan(
-        one.name, one.number, one.type, kind, many, not many, inner, is_map=is_map, table=table
+        field_.name,
+        field_.number,
+        field_.type,
+        kind,
+        many,
+        not many,
+        inner,
+        is_map=is_map,
+        table=table,
     )
 
 
@@ -205,7 +222,7 @@ def _names_of(enum: EnumDescriptor) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was read of many messages: a column each, and what became of repeated messages."""
+    """The columns of many messages, and their repeated messages that become tables."""
 
     columns: dict[str, pa.Array]
     tables: dict[str, tuple[Messages, Ints, MessagePlan]]
@@ -218,12 +235,12 @@ def read_columns(messages: Messages, plan: MessagePlan) -> Row:
         MalformedMessage: bytes are no message.
         UnusualMessage: a message is not in its plain form.
     """
-    found = wire.scan(messages, [one.number for one in plan.columns])
-    _refuse_two_of_one(found, plan, len(messages))
+    fields = wire.scan(messages, [column.number for column in plan.columns])
+    _refuse_two_of_one(fields, plan, len(messages))
     columns: dict[str, pa.Array] = {}
     tables: dict[str, tuple[Messages, Ints, MessagePlan]] = {}
     for column in plan.columns:
-        part = found[column.number]
+        part = fields[column.number]
         if column.table is not None:
             assert column.inner is not None, "a table has columns"
             _expect(part, wire.BYTES)
@@ -242,36 +259,38 @@ def read_columns(messages: Messages, plan: MessagePlan) -> Row:
     return Row(columns, tables)
 
 
-def _refuse_two_of_one(found: wire.Fields, plan: MessagePlan, rows: int) -> None:
+def _refuse_two_of_one(fields: wire.Fields, plan: MessagePlan, rows: int) -> None:
     """Refuse messages that hold two members of a oneof: the last would count."""
     for numbers in plan.oneofs:
-        parts = [found[one] for one in numbers if len(found[one])]
+        parts = [fields[number] for number in numbers if len(fields[number])]
         if len(parts) > 1:
-            counts = np.bincount(np.concatenate([one.last().rows for one in parts]), minlength=rows)
+            counts = np.bincount(
+                np.concatenate([part.last().rows for part in parts]), minlength=rows
+            )
             if (counts > 1).any():
                 raise UnusualMessage
 
 
-def _expect(found: Found, kind: int) -> None:
-    if not found.only(kind):
+def _expect(entries: Found, kind: int) -> None:
+    if not entries.only(kind):
         raise UnusualMessage
 
 
-def _scalars(messages: Messages, found: Found, column: ColumnPlan) -> pa.Array:
+def _scalars(messages: Messages, entries: Found, column: ColumnPlan) -> pa.Array:
     rows = len(messages)
     natural = _WIRES.get(column.kind, wire.VARINT)
     if not column.many:
-        _expect(found, natural)
-        last = found.last()
+        _expect(entries, natural)
+        last = entries.last()
         values = _values(messages, last, column)
         return wire.spread(values, last.rows, rows, _absent(column))
-    if natural == wire.BYTES or found.only(natural):
-        _expect(found, natural)
-        values, counts = _values(messages, found, column), found.counts(rows)
+    if natural == wire.BYTES or entries.only(natural):
+        _expect(entries, natural)
+        values, counts = _values(messages, entries, column), entries.counts(rows)
     else:
-        _expect(found, wire.BYTES)
-        values, each = _packed(messages, found, column, natural)
-        counts = np.bincount(found.rows, weights=each, minlength=rows).astype(np.int64)
+        _expect(entries, wire.BYTES)
+        values, each = _packed(messages, entries, column, natural)
+        counts = np.bincount(entries.rows, weights=each, minlength=rows).astype(np.int64)
     return pa.ListArray.from_arrays(wire.offsets_of(counts), values, type=column.type)
 
 
@@ -283,29 +302,31 @@ def _absent(column: ColumnPlan) -> Any:
     return {pa.string(): "", pa.binary(): b"", pa.bool_(): False}.get(column.type, 0)
 
 
-def _values(messages: Messages, found: Found, column: ColumnPlan) -> pa.Array:
+def _values(messages: Messages, entries: Found, column: ColumnPlan) -> pa.Array:
     if column.kind == _T.TYPE_STRING:
-        return wire.texts(messages, found)
+        return wire.texts(messages, entries)
     if column.kind == _T.TYPE_BYTES:
-        return wire.blobs(messages, found)
+        return wire.blobs(messages, entries)
     natural = _WIRES.get(column.kind, wire.VARINT)
     if natural == wire.VARINT:
-        return _numbers(found.values, column)
-    return _numbers(wire.fixed(messages, found.starts, 8 if natural == wire.FIXED64 else 4), column)
+        return _numbers(entries.values, column)
+    return _numbers(
+        wire.fixed(messages, entries.starts, 8 if natural == wire.FIXED64 else 4), column
+    )
 
 
 def _packed(
-    messages: Messages, found: Found, column: ColumnPlan, natural: int
+    messages: Messages, entries: Found, column: ColumnPlan, natural: int
 ) -> tuple[pa.Array, Ints]:
     if natural == wire.VARINT:
-        values, counts = wire.packed_varints(messages, found)
+        values, counts = wire.packed_varints(messages, entries)
         return _numbers(values, column), counts
     width = 8 if natural == wire.FIXED64 else 4
-    lengths = found.ends - found.starts
+    lengths = entries.ends - entries.starts
     if (lengths % width).any():
-        raise wire.MalformedMessage("a packed list ends within a number", int(found.starts[0]))
+        raise wire.MalformedMessage("a packed list ends within a number", int(entries.starts[0]))
     counts = lengths // width
-    base = np.repeat(found.starts - (np.cumsum(counts) - counts) * width, counts)
+    base = np.repeat(entries.starts - (np.cumsum(counts) - counts) * width, counts)
     starts = base + np.arange(int(counts.sum())) * width
     return _numbers(wire.fixed(messages, starts, width), column), counts
 
@@ -340,26 +361,28 @@ def _numbers(raw: Any, column: ColumnPlan) -> pa.Array:
 def _enum_names(codes: Any, names: Mapping[int, str]) -> pa.Array:
     """Return the names of values; the number where the type knows none, as JSON has it."""
     distinct, which = np.unique(codes, return_inverse=True)
-    texts = pa.array([names.get(one, str(one)) for one in distinct.tolist()], pa.string())
+    texts = pa.array([names.get(code, str(code)) for code in distinct.tolist()], pa.string())
     return texts.take(pa.array(which.astype(np.int64)))
 
 
-def _one_each(messages: Messages, found: Found) -> Messages:
+def _one_each(messages: Messages, entries: Found) -> Messages:
     """Return the embedded message of each message; an empty one where it is absent."""
-    _expect(found, wire.BYTES)
-    if len(found.last()) < len(found):
+    _expect(entries, wire.BYTES)
+    if len(entries.last()) < len(entries):
         raise UnusualMessage  # two of them are merged
     rows = len(messages)
-    starts, ends = (wire.scattered(one, found.rows, rows) for one in (found.starts, found.ends))
+    starts, ends = (
+        wire.scattered(bounds, entries.rows, rows) for bounds in (entries.starts, entries.ends)
+    )
     return Messages(messages.data, starts, ends)
 
 
 def _embedded(
-    messages: Messages, found: Found, column: ColumnPlan
+    messages: Messages, entries: Found, column: ColumnPlan
 ) -> tuple[pa.Array, dict[str, tuple[Messages, Ints, MessagePlan]]]:
-    each = _one_each(messages, found)
+    each = _one_each(messages, entries)
     absent = np.ones(len(messages), np.bool_)
-    absent[found.rows] = False
+    absent[entries.rows] = False
     if column.inner is None:
         return _moments(each, absent), {}
     row = read_columns(each, column.inner)
@@ -371,10 +394,10 @@ def _embedded(
         return pa.array(~absent), {}
     if not column.inner.shown:
         return pa.nulls(len(messages)), row.tables
-    made = pa.StructArray.from_arrays(
+    structs = pa.StructArray.from_arrays(
         list(row.columns.values()), fields=list(column.type), mask=pa.array(absent)
     )
-    return made, row.tables
+    return structs, row.tables
 
 
 def _moments(messages: Messages, absent: Any) -> pa.Array:
@@ -383,11 +406,11 @@ def _moments(messages: Messages, absent: Any) -> pa.Array:
     Raises:
         MalformedMessage: one is beyond the year 294,000, on either side.
     """
-    found = wire.scan(messages, (1, 2))
+    fields = wire.scan(messages, (1, 2))
     parts = []
     for number in (1, 2):
-        _expect(found[number], wire.VARINT)
-        last = found[number].last()
+        _expect(fields[number], wire.VARINT)
+        last = fields[number].last()
         parts.append(wire.scattered(last.values, last.rows, len(messages)))
     seconds, nanos = parts[0].view(np.int64), parts[1].astype(np.uint32).view(np.int32)
     beyond = np.flatnonzero((seconds > FARTHEST_S) | (seconds < -FARTHEST_S))
@@ -399,20 +422,20 @@ def _moments(messages: Messages, absent: Any) -> pa.Array:
     return pa.array(seconds * 1_000_000 + nanos // 1000, mask=absent).cast(MOMENT)
 
 
-def _list_of_messages(messages: Messages, found: Found, column: ColumnPlan) -> pa.Array:
-    _expect(found, wire.BYTES)
+def _list_of_messages(messages: Messages, entries: Found, column: ColumnPlan) -> pa.Array:
+    _expect(entries, wire.BYTES)
     assert column.inner is not None, "a list of messages has columns"
-    inside = found.within(messages)
+    inside = entries.within(messages)
     row = read_columns(inside, column.inner)
     item = column.type.value_type
     if column.is_map:
-        _refuse_equal_keys(found.rows, row.columns["key"])
+        _refuse_equal_keys(entries.rows, row.columns["key"])
     if item == pa.bool_():
         values = pa.array(np.ones(len(inside), np.bool_))
     else:
         values = pa.StructArray.from_arrays(list(row.columns.values()), fields=list(item))
     return pa.ListArray.from_arrays(
-        wire.offsets_of(found.counts(len(messages))), values, type=column.type
+        wire.offsets_of(entries.counts(len(messages))), values, type=column.type
     )
 
 

@@ -26,7 +26,7 @@ _STEPS = {1: "new", 2: "undo", 16: "irreversible", 17: "new and irreversible"}
 
 @dataclass(frozen=True, slots=True)
 class CursorText:
-    """A cursor that was read. `final` is the last block that was final when it was made."""
+    """The parts of a cursor. `final` is the last block that was final when it was made."""
 
     step: int
     block: BlockCursor
@@ -52,7 +52,7 @@ def read_cursor(text: str) -> CursorText:
     key, stream = _streams(len(sealed))
     if len(sealed) < 16 or not hmac.compare_digest(_tag(key, sealed[16:]), sealed[:16]):
         raise SinkCursorError("the text is no cursor", reason="its seal is broken")
-    plain = bytes(one ^ other for one, other in zip(sealed[16:], stream, strict=False))
+    plain = bytes(byte ^ mask for byte, mask in zip(sealed[16:], stream, strict=False))
     kind, *parts = plain.decode(errors="replace").split(":")
     if len(parts) != {"c1": 5, "c2": 5, "c3": 7}.get(kind):
         raise SinkCursorError("the cursor is of an unknown kind", kind=kind[:20])
@@ -70,11 +70,11 @@ def read_cursor(text: str) -> CursorText:
 
 def write_cursor(cursor: CursorText) -> str:
     """Return the text of a cursor. For tests, and for the simulated endpoint."""
-    parts = [cursor.step, *(f"{one.number}:{one.hash}"
-             for one in (cursor.block, cursor.head, cursor.final))]  # fmt: skip
+    parts = [cursor.step, *(f"{block.number}:{block.hash}"
+             for block in (cursor.block, cursor.head, cursor.final))]  # fmt: skip
     plain = ":".join(["c3", *map(str, parts)]).encode()
     key, stream = _streams(len(plain) + 16)
-    hidden = bytes(one ^ other for one, other in zip(plain, stream, strict=False))
+    hidden = bytes(byte ^ mask for byte, mask in zip(plain, stream, strict=False))
     return base64.urlsafe_b64encode(_tag(key, hidden) + hidden).decode()
 
 
@@ -88,8 +88,8 @@ def final_block(text: str) -> BlockCursor | None:
 
 def _streams(size: int) -> tuple[bytes, bytes]:
     """Return the key of the seal, and the bytes that hide the text."""
-    made = Salsa20.new(key=_INNER, nonce=_NONCE[16:]).encrypt(bytes(32 + size))
-    return made[:32], made[32:]
+    keystream = Salsa20.new(key=_INNER, nonce=_NONCE[16:]).encrypt(bytes(32 + size))
+    return keystream[:32], keystream[32:]
 
 
 def _tag(key: bytes, text: bytes) -> bytes:

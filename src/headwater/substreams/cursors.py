@@ -34,16 +34,16 @@ _NO_HASH = (None, UNKNOWN_HASH)
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is known of a block that was handed to the loop."""
+    """Hash and cursor of a block that was handed to the loop."""
 
     hash: str
     cursor: str
 
 
 class CursorLog:
-    """Remembers the cursors of what the source hands out, and stores them: an extension.
+    """An extension that remembers and stores the cursors of blocks that the source hands out.
 
-    Without a target that keeps side tables it remembers the same, and stores nothing.
+    Without a target that keeps side tables it remembers them, and stores nothing.
     """
 
     def __init__(self) -> None:
@@ -68,8 +68,8 @@ class CursorLog:
         return "" if note is None or note.hash != block.hash else note.cursor
 
     def undo(self, number: int) -> None:
-        """Forget what lies above a block."""
-        for above in [one for one in self._notes if one > number]:
+        """Forget the blocks above a block."""
+        for above in [above for above in self._notes if above > number]:
             del self._notes[above]
 
     def resume_at(self, state: PipeState) -> tuple[str, bool]:
@@ -78,9 +78,9 @@ class CursorLog:
         And whether it is the state's own block. What is stored may be of another branch: that of a
         target beside this one. A block below what a fork can reach is on the chain in any case.
         """
-        held = {one.number: one.hash for one in state.landing_points()}
+        hashes = {point.number: point.hash for point in state.landing_points()}
         for number, note in reversed(self._notes.items()):
-            same = number < state.undo_floor or held.get(number, "") in (note.hash, *_NO_HASH)
+            same = number < state.undo_floor or hashes.get(number, "") in (note.hash, *_NO_HASH)
             if number <= state.number and same:
                 return note.cursor, number == state.number
         return "", False

@@ -115,14 +115,14 @@ class TypeSet:
     @cached_property
     def _by_name(self) -> dict[str, descriptor_pb2.FileDescriptorProto]:
         """The files by name; of those that come twice the first, of google/protobuf our own."""
-        found: dict[str, descriptor_pb2.FileDescriptorProto] = {}
+        files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
         for raw in (*_OF_RUNTIME.values(), *self.files):
             try:
                 file = descriptor_pb2.FileDescriptorProto.FromString(raw)
             except WireError as error:
                 raise PackageError("a file of types cannot be read", reason=error) from None
-            found.setdefault(file.name, file)
-        return found
+            files.setdefault(file.name, file)
+        return files
 
     @cached_property
     def _homes(self) -> dict[str, str]:
@@ -158,7 +158,7 @@ class TypeSet:
 
     def _home(self, message: str) -> str:
         if message not in self._homes:
-            near = [one for one in self.messages if not one.startswith("google.protobuf.")]
+            near = [name for name in self.messages if not name.startswith("google.protobuf.")]
             raise PackageError(
                 "the package does not bring the type of the output along",
                 type=message,
@@ -175,13 +175,13 @@ class TypeSet:
         added.add(name)
         file = descriptor_pb2.FileDescriptorProto()
         file.CopyFrom(self._by_name[name])
-        there = [one for one in file.dependency if one in self._by_name]
-        for one in there:
-            self._add(pool, one, added)
-        if len(there) < len(file.dependency):
-            lacking = sorted(set(file.dependency) - set(there))
+        dependencies = [dependency for dependency in file.dependency if dependency in self._by_name]
+        for dependency in dependencies:
+            self._add(pool, dependency, added)
+        if len(dependencies) < len(file.dependency):
+            lacking = sorted(set(file.dependency) - set(dependencies))
             del file.dependency[:], file.public_dependency[:], file.weak_dependency[:]
-            file.dependency.extend(there)
+            file.dependency.extend(dependencies)
         else:
             lacking = []
         try:
@@ -197,6 +197,6 @@ class TypeSet:
 
 
 def _paths(messages: Iterable[Any], prefix: str = "") -> Iterable[str]:
-    for one in messages:
-        yield prefix + one.name
-        yield from _paths(one.nested_type, f"{prefix}{one.name}.")
+    for message in messages:
+        yield prefix + message.name
+        yield from _paths(message.nested_type, f"{prefix}{message.name}.")

@@ -119,6 +119,6 @@ class Credentials:
         return sent
 
     def hide(self, text: str) -> str:
-        """Return a text of the endpoint without what it may repeat of them."""
-        found = [one for one in (self.key, self.token) if one is not None]
-        return hide(text, (*found, *(value for _, value in self.headers)))
+        """Return a text of the endpoint without the credentials and headers that it may repeat."""
+        secrets = [secret for secret in (self.key, self.token) if secret is not None]
+        return hide(text, (*secrets, *(value for _, value in self.headers)))

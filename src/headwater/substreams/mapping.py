@@ -120,7 +120,7 @@ class RelationalMapping(TypedDecoder):
     @property
     def schemas(self) -> Mapping[str, pa.Schema]:
         """The columns of every table."""
-        return {one.name: one.schema for one in self.tables}
+        return {table.name: table.schema for table in self.tables}
 
     @cached_property
     def tables(self) -> tuple[RelationalTable, ...]:
@@ -129,27 +129,27 @@ class RelationalMapping(TypedDecoder):
         Raises:
             RelationalSchemaError: annotations contradict each other.
         """
-        found: dict[str, RelationalTable] = {}
+        tables: dict[str, RelationalTable] = {}
         for place in self._walk.places.values():
-            known = found.setdefault(place.table.name, place.table)
+            known = tables.setdefault(place.table.name, place.table)
             if known != place.table:
                 raise RelationalSchemaError(
                     "two messages make one table with different columns", table=known.name
                 )
-        _check_references(found)
-        return tuple(_in_order(found))
+        _check_references(tables)
+        return tuple(_in_order(tables))
 
     @cached_property
     def _walk(self) -> _Walk:
         return _Walk(self.descriptor, self.bytes_encoding)
 
     def _decode(self, outputs: Sequence[ModuleOutput], messages: Messages) -> dict[str, pa.Table]:
-        found: dict[str, list[pa.Table]] = {one.name: [] for one in self.tables}
+        tables: dict[str, list[pa.Table]] = {table.name: [] for table in self.tables}
         blocks = BlockColumns.of(outputs)
-        self._read((), messages, self._walk.plan, np.arange(len(messages)), {}, blocks, found)
+        self._read((), messages, self._walk.plan, np.arange(len(messages)), {}, blocks, tables)
         return {
-            one.name: pa.concat_tables(found[one.name] or [one.schema.empty_table()])
-            for one in self.tables
+            table.name: pa.concat_tables(tables[table.name] or [table.schema.empty_table()])
+            for table in self.tables
         }
 
     def _read(
@@ -160,33 +160,33 @@ class RelationalMapping(TypedDecoder):
         owners: Ints,
         above: Mapping[tuple[str, str], pa.Array],
         blocks: BlockColumns,
-        found: dict[str, list[pa.Table]],
+        tables: dict[str, list[pa.Table]],
     ) -> None:
         """Read the rows of one place, then those below; `above` are columns of the rows above."""
         row = read_columns(messages, plan)
         place = self._walk.places.get(path)
         if place is not None:
             number, _, time = blocks.columns(owners)
-            made = {BLOCK_NUMBER: number, BLOCK_TIME: time}
-            made |= {column: above[link] for link in place.links for column in [link[1]]}
+            columns = {BLOCK_NUMBER: number, BLOCK_TIME: time}
+            columns |= {column: above[link] for link in place.links for column in [link[1]]}
             for name, column in place.names.items():
                 values = bytes_as_text(row.columns[name], self.bytes_encoding)
                 conversion = place.table.conversions.get(column)
-                made[column] = as_number(values, conversion, column) if conversion else values
+                columns[column] = as_number(values, conversion, column) if conversion else values
             schema = place.table.schema
-            found[place.table.name].append(
-                pa.table([made[one.name] for one in schema], schema=schema)
+            tables[place.table.name].append(
+                pa.table([columns[field.name] for field in schema], schema=schema)
             )
             wanted = self._walk.links
             above = dict(above) | {
-                (place.table.name, name): made[name]
+                (place.table.name, name): columns[name]
                 for table, name in wanted
-                if table == place.table.name and name in made
+                if table == place.table.name and name in columns
             }
         for key, (inside, rows, inner) in row.tables.items():
             taken = pa.array(rows)
             below = {link: values.take(taken) for link, values in above.items()}
-            self._read(tuple(key.split("/")), inside, inner, owners[rows], below, blocks, found)
+            self._read(tuple(key.split("/")), inside, inner, owners[rows], below, blocks, tables)
 
 
 class _Walk:
@@ -203,15 +203,15 @@ class _Walk:
         if not self.places:
             raise RelationalSchemaError("the message has no table", type=root.full_name)
 
-    def _split(self, one: FieldDescriptor, path: tuple[str, ...]) -> str | None:
-        message = one.message_type
+    def _split(self, field_: FieldDescriptor, path: tuple[str, ...]) -> str | None:
+        message = field_.message_type
         assert message is not None, "only messages become tables"
-        if _column_of(one).inline:
+        if _column_of(field_).inline:
             return None
         if not self._annotated:
-            return "/".join(path) if one.is_repeated else None
+            return "/".join(path) if field_.is_repeated else None
         inside = _table_of(message) is not None
-        walked = one.is_repeated and _has_tables(message, frozenset())
+        walked = field_.is_repeated and _has_tables(message, frozenset())
         return "/".join(path) if inside or walked else None
 
     def _visit(
@@ -246,38 +246,41 @@ class _Walk:
         above: tuple[RelationalTable, ...],
     ) -> _Place:
         name = options.name or message.name
-        annotations = {one.name: _column_of(one) for one in message.fields}
+        annotations = {field_.name: _column_of(field_) for field_ in message.fields}
         shown = plan.shown
-        names = {one.name: annotations[one.name].name or one.name for one in shown}
+        names = {column.name: annotations[column.name].name or column.name for column in shown}
         conversions = {
-            names[one.name]: kind
-            for one in shown
-            if (kind := _conversion(name, one, annotations[one.name]))
+            names[column.name]: kind
+            for column in shown
+            if (kind := _conversion(name, column, annotations[column.name]))
         }
-        fields = {names[one.name]: self._field(one, names[one.name], conversions) for one in shown}
+        fields = {
+            names[column.name]: self._field(column, names[column.name], conversions)
+            for column in shown
+        }
         references, links = self._parent(name, options, above, fields)
         ours = [above_field(above, link) for link in links]
         every = [*_OURS, *ours, *fields.values()]
-        _refuse_twice(name, [*(one.name for one in (*_OURS, *ours)), *names.values()])
-        key = tuple(names[one.name] for one in shown if annotations[one.name].primary_key)
-        for one in shown:
-            if annotations[one.name].primary_key and (one.many or one.inner is not None):
+        _refuse_twice(name, [*(field.name for field in (*_OURS, *ours)), *names.values()])
+        key = tuple(names[column.name] for column in shown if annotations[column.name].primary_key)
+        for column in shown:
+            if annotations[column.name].primary_key and (column.many or column.inner is not None):
                 raise RelationalSchemaError(
-                    "a list or a message cannot be a key", table=name, field=one.name
+                    "a list or a message cannot be a key", table=name, field=column.name
                 )
-        for one in shown:
-            target = annotations[one.name].foreign_key
+        for column in shown:
+            target = annotations[column.name].foreign_key
             if target:
                 other, columns = _parse_reference(name, target)
-                references.append(Reference((names[one.name],), other, columns))
+                references.append(Reference((names[column.name],), other, columns))
         schema = pa.schema([
-            each.with_nullable(False) if each.name in key else each for each in every
+            field.with_nullable(False) if field.name in key else field for field in every
         ])  # fmt: skip
         table = RelationalTable(
             name,
             schema,
             key,
-            tuple(names[one.name] for one in shown if annotations[one.name].unique),
+            tuple(names[column.name] for column in shown if annotations[column.name].unique),
             tuple(references),
             conversions,
             _clickhouse(name, options.clickhouse_table_options, schema.names),
@@ -305,21 +308,21 @@ class _Walk:
         if not options.child_of:
             return [], []
         parent, columns = _parse_reference(name, options.child_of)
-        held = next((one for one in reversed(above) if one.name == parent), None)
-        if held is None:
+        table = next((table for table in reversed(above) if table.name == parent), None)
+        if table is None:
             raise RelationalSchemaError(
                 "the table is a child of one that it does not stand in",
                 table=name,
                 child_of=options.child_of,
-                above=", ".join(one.name for one in above) or "none",
+                above=", ".join(table.name for table in above) or "none",
             )
         for column in columns:
-            if column not in held.schema.names:
+            if column not in table.schema.names:
                 raise RelationalSchemaError(
                     "the parent has no such column",
                     table=name,
                     child_of=options.child_of,
-                    known=", ".join(held.schema.names),
+                    known=", ".join(table.schema.names),
                 )
         links = [(parent, column) for column in columns if column not in fields]
         self.links.update(links)
@@ -328,7 +331,7 @@ class _Walk:
 
 def above_field(above: Sequence[RelationalTable], link: tuple[str, str]) -> pa.Field:
     """Return a column of a table above, which a row below repeats."""
-    table = next(one for one in reversed(above) if one.name == link[0])
+    table = next(table for table in reversed(above) if table.name == link[0])
     return table.schema.field(link[1]).with_nullable(False)
 
 
@@ -351,26 +354,26 @@ def _table_of(message: Descriptor) -> Any | None:
     return options.table if options.HasField("table") else None
 
 
-def _column_of(one: FieldDescriptor) -> Any:
-    return SCHEMA_CLASSES["FieldOptions"].FromString(one.GetOptions().SerializeToString()).field
+def _column_of(field_: FieldDescriptor) -> Any:
+    return SCHEMA_CLASSES["FieldOptions"].FromString(field_.GetOptions().SerializeToString()).field
 
 
 def _has_tables(message: Descriptor, above: frozenset[str]) -> bool:
     """Tell whether a message that is below this one, at any depth, is a table."""
     if message.full_name in above:
         return False
-    inside = [one.message_type for one in message.fields if one.message_type is not None]
+    inside = [field_.message_type for field_ in message.fields if field_.message_type is not None]
     return any(
-        _table_of(one) is not None or _has_tables(one, above | {message.full_name})
-        for one in inside
+        _table_of(inner) is not None or _has_tables(inner, above | {message.full_name})
+        for inner in inside
     )
 
 
 def _parse_reference(table: str, text: str) -> tuple[str, tuple[str, ...]]:
     """Read `other on column`; several columns are separated by commas."""
-    other, found, columns = text.partition(" on ")
-    names = tuple(one.strip() for one in columns.split(","))
-    if not found or not other.strip() or not all(names):
+    other, separator, columns = text.partition(" on ")
+    names = tuple(name.strip() for name in columns.split(","))
+    if not separator or not other.strip() or not all(names):
         raise RelationalSchemaError(
             "a reference is written `table on column`", table=table, got=repr(text)
         )
@@ -378,7 +381,7 @@ def _parse_reference(table: str, text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _refuse_twice(table: str, names: Sequence[str]) -> None:
-    twice = sorted({one for one in names if names.count(one) > 1})
+    twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise RelationalSchemaError("columns have one name", table=table, columns=", ".join(twice))
 
@@ -416,30 +419,30 @@ def _clickhouse(table: str, options: Any, names: Sequence[str]) -> ClickHouseOpt
 
     return ClickHouseOptions(
         tuple(
-            checked(one.name, one.function) + (" DESC" if one.descending else "")
-            for one in options.order_by_fields
+            checked(order.name, order.function) + (" DESC" if order.descending else "")
+            for order in options.order_by_fields
         ),
-        tuple(checked(one.name, one.function) for one in options.partition_fields),
+        tuple(checked(part.name, part.function) for part in options.partition_fields),
         tuple(
             (
-                one.name,
-                checked(one.field_name, one.function),
-                INDEX_TYPES[min(one.type, len(INDEX_TYPES) - 1)],
-                one.granularity or 1,
+                index.name,
+                checked(index.field_name, index.function),
+                INDEX_TYPES[min(index.type, len(INDEX_TYPES) - 1)],
+                index.granularity or 1,
             )
-            for one in options.index_fields
+            for index in options.index_fields
         ),
     )
 
 
 def _check_references(tables: Mapping[str, RelationalTable]) -> None:
-    for one in tables.values():
-        for reference in one.references:
+    for table in tables.values():
+        for reference in table.references:
             other = tables.get(reference.table)
             if other is None or any(name not in other.schema.names for name in reference.others):
                 raise RelationalSchemaError(
                     "a reference leads nowhere",
-                    table=one.name,
+                    table=table.name,
                     to=f"{reference.table} on {', '.join(reference.others)}",
                     known=", ".join(tables),
                 )
@@ -452,8 +455,8 @@ def _in_order(tables: Mapping[str, RelationalTable]) -> list[RelationalTable]:
     def visit(name: str, above: frozenset[str]) -> None:
         if name in done or name in above:
             return
-        for one in tables[name].references:
-            visit(one.table, above | {name})
+        for reference in tables[name].references:
+            visit(reference.table, above | {name})
         done[name] = tables[name]
 
     for name in tables:

@@ -234,7 +234,7 @@ def read_response(version: int, data: bytes) -> Message:
 
 
 def _output(data: Any) -> ModuleOutput:
-    clock, made = data.clock, data.output.map_output
+    clock, output = data.clock, data.output.map_output
     if not data.cursor or not clock.id:
         raise SubstreamsMessageError("a block has no cursor or no hash", block=clock.number)
     if data.is_partial:
@@ -243,7 +243,7 @@ def _output(data: Any) -> ModuleOutput:
     if abs(seconds or 0) > FARTHEST_S:
         raise SubstreamsMessageError("a block's time is none", block=clock.number, seconds=seconds)
     at = Clock(clock.number, clock.id, seconds, clock.timestamp.nanos)
-    return ModuleOutput(at, data.cursor, data.final_block_height, made.type_url, made.value)
+    return ModuleOutput(at, data.cursor, data.final_block_height, output.type_url, output.value)
 
 
 def _session(said: Any) -> SessionInit:
@@ -272,5 +272,7 @@ def _progress(said: Any) -> Progress:
 
 def _ends(stage: Any, jobs: int) -> tuple[int | None, int, int | None]:
     """Return where the first completed range of a stage ends, its jobs, and where the last does."""
-    ranges = sorted((one.start_block, one.end_block) for one in stage.completed_ranges)
+    ranges = sorted(
+        (completed.start_block, completed.end_block) for completed in stage.completed_ranges
+    )
     return (ranges[0][1], jobs, ranges[-1][1]) if ranges else (None, jobs, None)

@@ -54,11 +54,11 @@ _BLOCK = [
 ]
 ORDINAL = pa.field("ordinal", pa.int64(), False)
 PARENT = pa.field("parent_ordinal", pa.int64(), False)
-_OURS = frozenset(one.name for one in (*_BLOCK, ORDINAL, PARENT))
+_OURS = frozenset(field.name for field in (*_BLOCK, ORDINAL, PARENT))
 
 
 def decoder_of(types: TypeSet, message: str, tables: Sequence[TableSchema] = ()) -> OutputDecoder:
-    """Return what reads the outputs of a module, by the full name of its output type.
+    """Return the decoder of a module's outputs, by the full name of its output type.
 
     `tables` say which columns of changes are not text, so that their empty values are null.
 
@@ -68,9 +68,9 @@ def decoder_of(types: TypeSet, message: str, tables: Sequence[TableSchema] = ())
     """
     if message in DATABASE_CHANGES:
         return ChangesDecoder(message, field_operations(types, message), tuple(tables))
-    made = MessageDecoder(types, message)
-    _ = made.schemas  # refused here, before anything else is done
-    return made
+    decoder = MessageDecoder(types, message)
+    _ = decoder.schemas  # refused here, before anything else is done
+    return decoder
 
 
 def type_of(output: ModuleOutput) -> str:
@@ -84,15 +84,15 @@ def present(outputs: Sequence[ModuleOutput], message: str) -> list[ModuleOutput]
     Raises:
         UndecodableOutputError: one is of another type.
     """
-    for one in outputs:
-        if one.type_url and type_of(one) != message:
+    for output in outputs:
+        if output.type_url and type_of(output) != message:
             raise UndecodableOutputError(
                 "an output is of another type",
-                block=one.clock.number,
-                type=type_of(one),
+                block=output.clock.number,
+                type=type_of(output),
                 wanted=message,
             )
-    return [one for one in outputs if one.type_url]
+    return [output for output in outputs if output.type_url]
 
 
 def field_operations(types: TypeSet, message: str) -> Mapping[int, str] | None:
@@ -135,9 +135,11 @@ class ChangesDecoder:
 
     def decode(self, outputs: Sequence[ModuleOutput]) -> dict[str, pa.Table]:
         """Return the changes of these blocks, in their order."""
-        held = [(one.clock.number, one.value) for one in present(outputs, self.message)]
+        messages = [
+            (output.clock.number, output.value) for output in present(outputs, self.message)
+        ]
         numbering: Any = self.operations or "released"
-        changes = read_database_changes(held, tables=self.tables, numbering=numbering)
+        changes = read_database_changes(messages, tables=self.tables, numbering=numbering)
         if self.schema:
             names = pc.binary_join_element_wise(self.schema, changes["table"], ".")
             changes = changes.set_column(0, CHANGES_SCHEMA.field(0), names)
@@ -146,13 +148,13 @@ class ChangesDecoder:
 
 @dataclass(frozen=True)
 class TypedDecoder(ABC):
-    """Reads messages of one type by their columns. Without what it has worked out, it pickles."""
+    """Reads messages of one type by their columns. Pickled, it is its fields, without caches."""
 
     types: TypeSet
     message: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, one.name) for one in fields(self))
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     @property
     def type_url(self) -> str:
@@ -172,15 +174,15 @@ class TypedDecoder(ABC):
         Raises:
             UndecodableOutputError: one is no message of the type.
         """
-        held = present(outputs, self.message)
+        outputs = present(outputs, self.message)
         try:
-            return self._decode(held, Messages.of([one.value for one in held]))
+            return self._decode(outputs, Messages.of([output.value for output in outputs]))
         except (UnusualMessage, MalformedMessage):
-            messages = Messages.of(self._in_plain_form(held))
+            messages = Messages.of(self._in_plain_form(outputs))
         try:
-            return self._decode(held, messages)
+            return self._decode(outputs, messages)
         except MalformedMessage as error:
-            block = held[min(messages.index_of(error.at), len(held) - 1)].clock.number
+            block = outputs[min(messages.index_of(error.at), len(outputs) - 1)].clock.number
             raise UndecodableOutputError(str(error), block=block, type=self.message) from error
 
     @abstractmethod
@@ -188,14 +190,14 @@ class TypedDecoder(ABC):
         """Return the rows of messages in plain form, one of each output."""
 
     def _in_plain_form(self, outputs: Sequence[ModuleOutput]) -> list[bytes]:
-        made, plain = message_factory.GetMessageClass(self.descriptor), []
-        for one in outputs:
+        message_type, plain = message_factory.GetMessageClass(self.descriptor), []
+        for output in outputs:
             try:
-                message = made.FromString(one.value)
+                message = message_type.FromString(output.value)
             except WireError as error:
                 raise UndecodableOutputError(
                     "an output cannot be read",
-                    block=one.clock.number,
+                    block=output.clock.number,
                     type=self.message,
                     reason=error,
                 ) from None
@@ -210,7 +212,7 @@ class MessageDecoder(TypedDecoder):
 
     @cached_property
     def plan(self) -> MessagePlan:
-        """What becomes of the message."""
+        """The columns of the message."""
         return plan_message(self.descriptor, as_tables)
 
     @cached_property
@@ -223,9 +225,9 @@ class MessageDecoder(TypedDecoder):
     @cached_property
     def _below(self) -> Mapping[str, pa.Schema]:
         """The columns of the tables that repeated messages become."""
-        found: dict[str, pa.Schema] = {}
-        _add_schemas(self.plan, found, nested=False)
-        return found
+        schemas: dict[str, pa.Schema] = {}
+        _add_schemas(self.plan, schemas, nested=False)
+        return schemas
 
     @cached_property
     def _root(self) -> str:
@@ -237,10 +239,10 @@ class MessageDecoder(TypedDecoder):
 
     def _decode(self, outputs: Sequence[ModuleOutput], messages: Messages) -> dict[str, pa.Table]:
         blocks = BlockColumns.of(outputs)
-        found = {name: schema.empty_table() for name, schema in self.schemas.items()}
+        tables = {name: schema.empty_table() for name, schema in self.schemas.items()}
         owners = np.arange(len(messages))
-        self._read(self._root, messages, self.plan, owners, None, blocks, found)
-        return found
+        self._read(self._root, messages, self.plan, owners, None, blocks, tables)
+        return tables
 
     def _read(
         self,
@@ -250,19 +252,19 @@ class MessageDecoder(TypedDecoder):
         owners: Ints,
         parents: Ints | None,
         blocks: BlockColumns,
-        found: dict[str, pa.Table],
+        tables: dict[str, pa.Table],
     ) -> None:
         """Read one table, then those of its repeated messages; `owners` are the rows' blocks."""
         row = read_columns(messages, plan)
         ordinals = _places(owners)
-        if name in found:
+        if name in tables:
             columns = [*blocks.columns(owners), pa.array(ordinals)]
             if parents is not None:
                 columns.append(pa.array(parents))
-            found[name] = pa.table([*columns, *row.columns.values()], schema=found[name].schema)
+            tables[name] = pa.table([*columns, *row.columns.values()], schema=tables[name].schema)
         for table, (inside, rows, inner) in row.tables.items():
             above = None if plan is self.plan else ordinals[rows]
-            self._read(table, inside, inner, owners[rows], above, blocks, found)
+            self._read(table, inside, inner, owners[rows], above, blocks, tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,21 +278,21 @@ class BlockColumns:
     @classmethod
     def of(cls, outputs: Sequence[ModuleOutput]) -> BlockColumns:
         """Take them from the clocks of outputs."""
-        clocks = [one.clock for one in outputs]
+        clocks = [output.clock for output in outputs]
         times = [
-            None if one.timestamp is None else one.timestamp * 1_000_000 + one.nanos // 1000
-            for one in clocks
+            None if clock.timestamp is None else clock.timestamp * 1_000_000 + clock.nanos // 1000
+            for clock in clocks
         ]
         return cls(
-            pa.array([one.number for one in clocks], pa.int64()),
-            pa.array([one.hash for one in clocks], pa.string()),
+            pa.array([clock.number for clock in clocks], pa.int64()),
+            pa.array([clock.hash for clock in clocks], pa.string()),
             pa.array(times, pa.int64()).cast(MOMENT),
         )
 
     def columns(self, owners: Ints) -> list[pa.Array]:
         """Return them for rows of these blocks."""
         taken = pa.array(owners)
-        return [one.take(taken) for one in (self.numbers, self.hashes, self.times)]
+        return [column.take(taken) for column in (self.numbers, self.hashes, self.times)]
 
 
 def _places(owners: Ints) -> Ints:
@@ -301,25 +303,27 @@ def _places(owners: Ints) -> Ints:
     return np.arange(len(owners)) - np.repeat(starts, np.diff(np.append(starts, len(owners))))
 
 
-def _add_schemas(plan: MessagePlan, found: dict[str, pa.Schema], *, nested: bool) -> None:
+def _add_schemas(plan: MessagePlan, schemas: dict[str, pa.Schema], *, nested: bool) -> None:
     for column in plan.tables():
         assert column.table is not None, "it is a table"
         assert column.inner is not None, "a table has columns"
-        if column.table in found:
+        if column.table in schemas:
             raise MessageTypeError(
                 "two fields, by their paths, make tables of one name",
                 table=column.table,
                 second=column.inner.type,
             )
-        found[column.table] = _schema(column.inner, nested=nested)
-        _add_schemas(column.inner, found, nested=True)
+        schemas[column.table] = _schema(column.inner, nested=nested)
+        _add_schemas(column.inner, schemas, nested=True)
 
 
 def _schema(plan: MessagePlan, *, nested: bool) -> pa.Schema:
     """Return the columns of a table; a field that is called like one of ours gets a `_`."""
     ours = [*_BLOCK, ORDINAL, *([PARENT] if nested else [])]
-    theirs = [one.arrow for one in plan.shown]
-    renamed = [one.with_name(f"{one.name}_") if one.name in _OURS else one for one in theirs]
+    theirs = [column.arrow for column in plan.shown]
+    renamed = [
+        field.with_name(f"{field.name}_") if field.name in _OURS else field for field in theirs
+    ]
     return pa.schema([*ours, *renamed])
 
 
@@ -347,7 +351,7 @@ class Gathered:
     @property
     def size(self) -> int:
         """Their size on the wire."""
-        return sum(one.size for one in self.messages)
+        return sum(message.size for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,4 +390,4 @@ def decode_pieces(pieces: Sequence[Piece], decoder: OutputDecoder) -> Tables:
         return tables[0]
     if not tables:
         return decoder.decode([])
-    return {name: pa.concat_tables([one[name] for one in tables]) for name in decoder.schemas}
+    return {name: pa.concat_tables([part[name] for part in tables]) for name in decoder.schemas}

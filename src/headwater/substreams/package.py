@@ -127,8 +127,8 @@ class Package:
         if not modules:
             raise PackageError("the package has no modules", bytes=len(self.data))
         for name, module in modules.items():
-            kinds = [each for each in ("map", "store", "block_index") if _is(module, each)]
-            lacking = [one for one in _parents(module) if one not in modules]
+            kinds = [kind for kind in ("map", "store", "block_index") if _is(module, kind)]
+            lacking = [parent for parent in _parents(module) if parent not in modules]
             if not name or len(kinds) != 1 or module.binary_index >= binaries or lacking:
                 raise PackageError(
                     "a module has no name, no kind, no binary, or inputs that are not there",
@@ -155,12 +155,12 @@ class Package:
 
     @cached_property
     def _modules(self) -> dict[str, Any]:
-        return {one.name: one for one in self._message.modules.modules}
+        return {module.name: module for module in self._message.modules.modules}
 
     @property
     def map_modules(self) -> list[str]:
         """The modules whose output can be streamed."""
-        return [name for name, one in self._modules.items() if _is(one, "map")]
+        return [name for name, module in self._modules.items() if _is(module, "map")]
 
     @cached_property
     def sink_config(self) -> SinkConfig | None:
@@ -169,11 +169,11 @@ class Package:
         Raises:
             PackageError: the bytes are no such message.
         """
-        given = self._message.sink_config
-        if given.type_url.rpartition("/")[2] not in _SINK_CONFIGS:
+        config = self._message.sink_config
+        if config.type_url.rpartition("/")[2] not in _SINK_CONFIGS:
             return None
         try:
-            service = PACKAGE_CLASSES["Service"].FromString(given.value)
+            service = PACKAGE_CLASSES["Service"].FromString(config.value)
         except WireError as error:
             raise PackageError("the sink configuration cannot be read", reason=error) from None
         return SinkConfig(service.schema, _ENGINES.get(service.engine, ""))
@@ -195,8 +195,8 @@ class Package:
 
     def output_type(self, module: str) -> str:
         """Return the full name of what a map module puts out."""
-        one = self._modules[self.choose(module)]
-        return str(one.output.type or one.kind_map.output_type).removeprefix("proto:")
+        chosen = self._modules[self.choose(module)]
+        return str(chosen.output.type or chosen.kind_map.output_type).removeprefix("proto:")
 
     def puts_out_changes(self, module: str) -> bool:
         """Tell whether a module puts out changes to rows, rather than messages of its own."""
@@ -229,9 +229,9 @@ class Package:
             PackageError: inputs of a module without an initial block begin at different blocks.
         """
         message = PACKAGE_CLASSES["Package"].FromString(self.data)
-        modules = {one.name: one for one in message.modules.modules}
+        modules = {module.name: module for module in message.modules.modules}
         chosen = network or message.network
-        special = {one.key: one.value for one in message.networks}.get(chosen)
+        special = {entry.key: entry.value for entry in message.networks}.get(chosen)
         if special is not None:
             for entry in special.initial_blocks:
                 if entry.key in modules:
@@ -261,24 +261,24 @@ def _is(module: Any, kind: str) -> bool:
 
 def _parents(module: Any) -> list[str]:
     """Return the modules that a module reads, and the one that filters its blocks."""
-    found = []
-    for one in module.inputs:
-        which = one.WhichOneof("message")
+    names = []
+    for input_ in module.inputs:
+        which = input_.WhichOneof("message")
         if which in ("map", "store"):
-            found.append(getattr(one, which).module_name)
+            names.append(getattr(input_, which).module_name)
     if module.HasField("block_filter") and module.block_filter.module:
-        found.append(module.block_filter.module)
-    return found
+        names.append(module.block_filter.module)
+    return names
 
 
 def _set_params(modules: Mapping[str, Any], name: str, value: str) -> None:
     inputs = modules[name].inputs if name in modules else ()
-    places = [one for one in inputs if one.HasField("params")]
+    places = [input_ for input_ in inputs if input_.HasField("params")]
     if not places:
         able = [
-            one.name
-            for one in modules.values()
-            if any(each.HasField("params") for each in one.inputs)
+            module.name
+            for module in modules.values()
+            if any(input_.HasField("params") for input_ in module.inputs)
         ]
         raise ModuleChoiceError(
             "a parameter is for a module that takes none",
@@ -294,7 +294,10 @@ def _in_order(modules: Mapping[str, Any]) -> list[str]:
     Raises:
         PackageError: a module reads itself.
     """
-    read = {name: [x for x in _parents(one) if x in modules] for name, one in modules.items()}
+    read = {
+        name: [parent for parent in _parents(module) if parent in modules]
+        for name, module in modules.items()
+    }
     try:
         return list(TopologicalSorter(read).static_order())
     except CycleError as error:
@@ -306,8 +309,8 @@ def _begin(modules: Mapping[str, Any], module: Any, first_block: int) -> None:
     """Say where a module begins that does not say so: where its inputs begin, which know it."""
     if module.initial_block != UNSET_BLOCK:
         return
-    inputs = [one for one in _parents(module) if one in modules]
-    begins = {int(modules[one].initial_block) for one in inputs}
+    inputs = [parent for parent in _parents(module) if parent in modules]
+    begins = {int(modules[parent].initial_block) for parent in inputs}
     if len(begins) > 1:
         raise PackageError(
             "the inputs of a module without an initial block begin at different blocks",
@@ -321,13 +324,13 @@ class _Hashes:
     """The hashes of a package's modules, each worked out after those that the module reads."""
 
     def __init__(self, modules: Any) -> None:
-        self._modules = {one.name: one for one in modules.modules}
+        self._modules = {module.name: module for module in modules.modules}
         self._binaries = modules.binaries
         self._known: dict[str, bytes] = {}
         self._older: dict[str, set[str]] = {}
         for name in _in_order(self._modules):
             direct = _parents(self._modules[name])
-            self._older[name] = set(direct).union(*(self._older[one] for one in direct))
+            self._older[name] = set(direct).union(*(self._older[parent] for parent in direct))
 
     def of(self, module: str) -> bytes:
         """Return the hash of a module."""
@@ -340,7 +343,7 @@ class _Hashes:
 
     def _content(self, name: str) -> bytes:
         module = self._modules[name]
-        kind = next(one for one in ("map", "store", "block_index") if _is(module, one))
+        kind = next(kind for kind in ("map", "store", "block_index") if _is(module, kind))
         binary = self._binaries[module.binary_index]
         parts = [
             b"initial_block", int(module.initial_block).to_bytes(8, "little"),
@@ -352,49 +355,52 @@ class _Hashes:
             parts += [b"block_filter_module!", self._known[module.block_filter.module]]
             parts += [b"block_filter_query!", _query(module).encode()]
         older = self._older[name]
-        parts += [b"ancestors", *(self._known[one] for one in self._modules if one in older)]
+        parts += [
+            b"ancestors",
+            *(self._known[ancestor] for ancestor in self._modules if ancestor in older),
+        ]
         parts += [b"entrypoint", module.binary_entrypoint.encode()]
         return b"".join(parts)
 
     def _inputs(self, module: Any) -> list[bytes]:
-        found: list[bytes] = []
-        for one in module.inputs:
-            match one.WhichOneof("message"):
+        parts: list[bytes] = []
+        for input_ in module.inputs:
+            match input_.WhichOneof("message"):
                 case "source":
-                    found += [b"source", one.source.type.encode()]
+                    parts += [b"source", input_.source.type.encode()]
                 case "params":
-                    found += [b"params", one.params.value.encode()]
+                    parts += [b"params", input_.params.value.encode()]
                 case "map" | "store" as kind:
-                    found.append(kind.encode())
+                    parts.append(kind.encode())
                 case _:
                     raise PackageError(
                         "an input has no part in the hash that is known", module=module.name
                     )
-        return found
+        return parts
 
 
 def _query(module: Any) -> str:
     query = module.block_filter
     if not query.HasField("query_from_params"):
         return str(query.query_string)
-    return next((one.params.value for one in module.inputs if one.HasField("params")), "")
+    return next((input_.params.value for input_ in module.inputs if input_.HasField("params")), "")
 
 
 def _unpacked(raw: bytes) -> bytes:
     """Return what zstd has packed, within the bound: a few kilobytes can hold many gigabytes."""
-    held = b""
+    unpacked = b""
     while raw:
         unpacker = zstd.ZstdDecompressor()
         try:
-            held += unpacker.decompress(raw, max_length=_SIZE + 1 - len(held))
+            unpacked += unpacker.decompress(raw, max_length=_SIZE + 1 - len(unpacked))
         except zstd.ZstdError as error:
             raise PackageError("the package is not whole zstd", reason=error) from None
-        if len(held) > _SIZE:
+        if len(unpacked) > _SIZE:
             raise PackageError("the package is too large", limit=_SIZE)
         if not unpacker.eof:
             raise PackageError("the package is not whole zstd", reason="it was cut")
         raw = unpacker.unused_data
-    return held
+    return unpacked
 
 
 def _read_file(path: Path) -> bytes:
@@ -422,10 +428,10 @@ def _download(url: str) -> bytes:
                     raise PackageError("the address leads away from https", host=transport.address)
                 url = after
                 continue
-            held = bytearray()
+            body = bytearray()
             for chunk in response.chunks():
-                held += chunk
-                if len(held) > _SIZE:
+                body += chunk
+                if len(body) > _SIZE:
                     response.close()
                     raise PackageError("the package is too large", limit=_SIZE)
         except TransportError as error:
@@ -438,5 +444,5 @@ def _download(url: str) -> bytes:
             raise PackageError(
                 "the package cannot be fetched", address=transport.address, status=response.status
             )
-        return bytes(held)
+        return bytes(body)
     raise PackageError("the address leads to others without end", redirects=_REDIRECTS)

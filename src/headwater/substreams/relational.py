@@ -22,7 +22,7 @@ from headwater.substreams.mapping import (
     RelationalMapping,
     RelationalTable,
 )
-from headwater.targets import table
+from headwater.targets import table as declaration
 from headwater.targets.admin import kind_of
 from headwater.targets.contract import Delivery, Target
 from headwater.targets.extras import import_extra
@@ -69,14 +69,14 @@ def relational_target(
     kind = "duckdb" if isinstance(place, Path) else kind_of(place)
     writer = _Writer(kind, mapping.tables, schema, frozenset(without))
     make = import_extra(kind, f"{kind}_target")
-    made: Target[Delivery] = make(
+    target: Target[Delivery] = make(
         place if kind != "duckdb" else Path(place),
         tables=writer.declarations(),
         on_start=writer.create,
         on_data=writer.insert,
         settings=settings,
     )
-    return made
+    return target
 
 
 class _Writer:
@@ -97,45 +97,47 @@ class _Writer:
     def declarations(self) -> list[Any]:
         """Return how a fork undoes each table."""
         if self._kind == "clickhouse":
-            return [table(self._name(one), block_column=BLOCK_NUMBER) for one in self._tables]
+            return [
+                declaration(self._name(table), block_column=BLOCK_NUMBER) for table in self._tables
+            ]
         return [
-            table(
-                self._name(one),
-                key=self._key(one) or None,
+            declaration(
+                self._name(table),
+                key=self._key(table) or None,
                 append_only=True,
                 block_column=BLOCK_NUMBER,
-                types=self._types(one),
+                types=self._types(table),
             )
-            for one in self._tables
+            for table in self._tables
         ]
 
     def insert(self, tx: Any, data: Mapping[str, Any]) -> None:
         """Insert the rows of a batch, those that others refer to first."""
-        for one in self._tables:
-            if one.name in data:
-                frame = data[one.name]
-                if self._kind != "duckdb" and any(map(_is_wide, one.conversions.values())):
-                    frame = _with_wide_decimals(to_arrow(frame), one)
-                if self._kind == "clickhouse" and any(map(_is_struct, one.schema)):
+        for table in self._tables:
+            if table.name in data:
+                frame = data[table.name]
+                if self._kind != "duckdb" and any(map(_is_wide, table.conversions.values())):
+                    frame = _with_wide_decimals(to_arrow(frame), table)
+                if self._kind == "clickhouse" and any(map(_is_struct, table.schema)):
                     frame = _without_null_structs(to_arrow(frame))
-                tx.insert(self._name(one), frame)
+                tx.insert(self._name(table), frame)
 
     def create(self, tx: Any) -> None:
         """Create the tables that are missing."""
         if self._kind == "clickhouse":
-            for one in self._tables:
-                tx.command(self._clickhouse(one))
+            for table in self._tables:
+                tx.command(self._clickhouse(table))
             return
         dialect, session = tx.store.dialect, tx.session
         new = [
-            one
-            for one in self._tables
-            if not dialect.exists(session, dialect.name(self._name(one)))
+            table
+            for table in self._tables
+            if not dialect.exists(session, dialect.name(self._name(table)))
         ]
-        for one in new:
-            tx.prepare(self._name(one), one.schema, self._key(one), {})
-            for column in one.unique if "unique" not in self._without else ():
-                name = dialect.name(self._name(one))
+        for table in new:
+            tx.prepare(self._name(table), table.schema, self._key(table), {})
+            for column in table.unique if "unique" not in self._without else ():
+                name = dialect.name(self._name(table))
                 session.run(
                     "CREATE UNIQUE INDEX {index} ON {table} ({column})",
                     index=name.suffixed(f"_{column}_unique").name,
@@ -143,52 +145,52 @@ class _Writer:
                     column=(column,),
                 )
         if self._kind == "postgres" and "foreign_keys" not in self._without:
-            for one in new:
-                self._refer(tx, one)
+            for table in new:
+                self._refer(tx, table)
 
-    def _refer(self, tx: Any, one: RelationalTable) -> None:
-        held = {each.name: each for each in self._tables}
-        for reference in one.references:
-            other = held[reference.table]
+    def _refer(self, tx: Any, table: RelationalTable) -> None:
+        tables = {table.name: table for table in self._tables}
+        for reference in table.references:
+            other = tables[reference.table]
             unique = reference.others == other.key or (
                 len(reference.others) == 1 and reference.others[0] in other.unique
             )
             if not unique or self._without & {"primary_keys", "unique"}:
                 raise RelationalSchemaError(
                     "a reference leads to columns that are neither a key nor unique",
-                    table=one.name,
+                    table=table.name,
                     to=f"{other.name} on {', '.join(reference.others)}",
                     key=", ".join(other.key) or "none",
                 )
             tx.session.run(
                 "ALTER TABLE {table} ADD FOREIGN KEY ({columns}) REFERENCES {other} ({others}) "
                 "DEFERRABLE INITIALLY DEFERRED",
-                table=tx.store.dialect.name(self._name(one)),
+                table=tx.store.dialect.name(self._name(table)),
                 columns=reference.columns,
                 other=tx.store.dialect.name(self._name(other)),
                 others=reference.others,
             )
 
-    def _name(self, one: RelationalTable) -> str:
-        name = f'"{one.name}"' if "." in one.name else one.name
+    def _name(self, table: RelationalTable) -> str:
+        name = f'"{table.name}"' if "." in table.name else table.name
         return f"{self._schema}.{name}" if self._schema else name
 
-    def _key(self, one: RelationalTable) -> tuple[str, ...]:
-        return () if "primary_keys" in self._without else one.key
+    def _key(self, table: RelationalTable) -> tuple[str, ...]:
+        return () if "primary_keys" in self._without else table.key
 
-    def _types(self, one: RelationalTable) -> dict[str, str]:
+    def _types(self, table: RelationalTable) -> dict[str, str]:
         """Return column types of numbers that arrive as text."""
-        found = {}
-        for column, kind in one.conversions.items():
-            many = _is_nested(one.schema.field(column))
+        types = {}
+        for column, kind in table.conversions.items():
+            many = _is_nested(table.schema.field(column))
             if self._kind == "postgres" and not kind.startswith("decimal128"):
                 number = _POSTGRES.get(kind) or f"numeric(76,{kind[11:-1]})"
-                found[column] = f"{number}[]" if many else number
+                types[column] = f"{number}[]" if many else number
             elif kind in _POSTGRES and not many:
-                found[column] = "BIGNUM"
-        return found
+                types[column] = "BIGNUM"
+        return types
 
-    def _clickhouse(self, one: RelationalTable) -> str:
+    def _clickhouse(self, table: RelationalTable) -> str:
         """Return the statement that creates a table of ClickHouse, in the order that was asked for.
 
         The sorting key must tell all rows apart, or opposite rows would cancel others: block and
@@ -197,42 +199,46 @@ class _Writer:
         from headwater.targets.clickhouse.types import column_type, nullable
 
         kinds: dict[str, str] = {}
-        asked = [each.removesuffix(" DESC") for each in one.clickhouse.order_by]
-        rest = one.key or tuple(
-            each.name
-            for each in one.schema
-            if not _is_nested(each) and each.name not in (BLOCK_NUMBER, BLOCK_TIME)
+        asked = [field.removesuffix(" DESC") for field in table.clickhouse.order_by]
+        rest = table.key or tuple(
+            field.name
+            for field in table.schema
+            if not _is_nested(field) and field.name not in (BLOCK_NUMBER, BLOCK_TIME)
         )
-        order = [*one.clickhouse.order_by]
+        order = [*table.clickhouse.order_by]
         order += [_ticked(name) for name in (BLOCK_NUMBER, *rest) if _ticked(name) not in asked]
-        partition = one.clickhouse.partition_by or (f"toYYYYMM({_ticked(BLOCK_TIME)})",)
-        for each in one.schema:
-            conversion = one.conversions.get(each.name, "")
+        partition = table.clickhouse.partition_by or (f"toYYYYMM({_ticked(BLOCK_TIME)})",)
+        for field in table.schema:
+            conversion = table.conversions.get(field.name, "")
             number = _CLICKHOUSE.get(conversion)
             if _is_wide(conversion):
                 number = f"Decimal(76, {conversion[11:-1]})"
-            if number and _is_nested(each):
+            if number and _is_nested(field):
                 number = f"Array(Nullable({number}))"
-            kind = number or column_type(each)
-            sorts = any(_ticked(each.name) in part for part in (*order, *partition))
-            kinds[each.name] = nullable(kind) if each.nullable and not sorts else kind
+            kind = number or column_type(field)
+            sorts = any(_ticked(field.name) in part for part in (*order, *partition))
+            kinds[field.name] = nullable(kind) if field.nullable and not sorts else kind
         lines = [f"{_ticked(name)} {kind}" for name, kind in kinds.items()]
         lines.append("`sign` Int8 DEFAULT 1")
         lines += [
             f"INDEX {_ticked(name)} {expression} TYPE {kind} GRANULARITY {granularity}"
-            for name, expression, kind, granularity in one.clickhouse.indexes
+            for name, expression, kind, granularity in table.clickhouse.indexes
         ]
         reverse = any(part.endswith(" DESC") for part in order)
         settings = "non_replicated_deduplication_window = 1000"
         settings += ", allow_experimental_reverse_key = 1" if reverse else ""
         return (
-            f"CREATE TABLE IF NOT EXISTS {self._clickhouse_name(one)} ({', '.join(lines)}) "
+            f"CREATE TABLE IF NOT EXISTS {self._clickhouse_name(table)} ({', '.join(lines)}) "
             f"ENGINE = CollapsingMergeTree(`sign`) PARTITION BY ({', '.join(partition)}) "
             f"ORDER BY ({', '.join(order)}) SETTINGS {settings}"
         )
 
-    def _clickhouse_name(self, one: RelationalTable) -> str:
-        return f"{_ticked(self._schema)}.{_ticked(one.name)}" if self._schema else _ticked(one.name)
+    def _clickhouse_name(self, table: RelationalTable) -> str:
+        return (
+            f"{_ticked(self._schema)}.{_ticked(table.name)}"
+            if self._schema
+            else _ticked(table.name)
+        )
 
 
 def _ticked(name: str) -> str:
@@ -268,9 +274,9 @@ def _without_null_structs(rows: pa.Table) -> pa.Table:
     """Return rows whose absent messages are empty ones: a tuple of ClickHouse cannot be null."""
     for at, field in enumerate(rows.schema):
         if _is_struct(field) and rows.column(at).null_count:
-            held = rows.column(at).combine_chunks()
-            held = held if isinstance(held, pa.StructArray) else held.chunk(0)
-            parts = [held.field(one) for one in range(field.type.num_fields)]
+            structs = rows.column(at).combine_chunks()
+            structs = structs if isinstance(structs, pa.StructArray) else structs.chunk(0)
+            parts = [structs.field(index) for index in range(field.type.num_fields)]
             filled = pa.StructArray.from_arrays(parts, fields=list(field.type))
             rows = rows.set_column(at, field, filled)
     return rows

@@ -57,7 +57,7 @@ def sink_target(
     from headwater.targets import history_target
 
     tables = user_tables(dsn, (history_table, cursors_table))
-    names = [f"{dsn.schema}.{one.name}" if dsn.schema else one.name for one in tables]
+    names = [f"{dsn.schema}.{table.name}" if dsn.schema else table.name for table in tables]
     decoder: Any = decoder_of(package.types, message, tables)
     if dsn.schema:
         decoder = replace(decoder, schema=dsn.schema)
@@ -106,7 +106,7 @@ class _Inserts:
 
     def prepare(self, store: Any) -> None:
         """Look at the tables; nothing is changed yet."""
-        found = store.query(
+        tables = store.query(
             "SELECT table, groupArrayIf(name, is_in_primary_key) AS key, "  # noqa: S608 - ours
             f"has(groupArray(name), '{BLOCK_NUMBER}') AS marked FROM system.columns "
             "WHERE database = currentDatabase() AND table <> 'sync' "
@@ -114,7 +114,7 @@ class _Inserts:
             f"AND table <> '{CURSORS}' AND table IN (SELECT name FROM system.tables WHERE "
             "database = currentDatabase() AND engine LIKE '%MergeTree') GROUP BY table"
         ).to_pylist()
-        for row in found:
+        for row in tables:
             name = _text(row["table"])
             self._keys[name] = tuple(map(_text, row["key"]))
             if not row["marked"]:
@@ -133,16 +133,18 @@ class _Inserts:
 
         changes = to_arrow(data[CHANGES])
         names = pc.unique(changes["table"]).to_pylist()
-        for name in [one for one in names if one in self._keys and one not in self._keyed]:
+        for name in [name for name in names if name in self._keys and name not in self._keyed]:
             schema = store.keyed(name)  # a key with the block has a row for each insert
             self._keyed[name] = None if schema and BLOCK_NUMBER in schema.key else schema
-        schemas = [one for name in names if (one := self._keyed.get(name)) is not None]
-        mine = pc.is_in(changes["table"], pa.array([one.name for one in schemas], pa.string()))
+        schemas = [keyed for name in names if (keyed := self._keyed.get(name)) is not None]
+        mine = pc.is_in(
+            changes["table"], pa.array([schema.name for schema in schemas], pa.string())
+        )
         folded = fold(check(changes.filter(mine), schemas), finalized=store.final)
         refuse_computed(folded)
         inserts = wide_inserts(changes.filter(pc.invert(mine)), self._keys)
-        for one in schemas:
-            store.change(one.name, folded.filter(pc.equal(folded["table"], one.name)))
+        for schema in schemas:
+            store.change(schema.name, folded.filter(pc.equal(folded["table"], schema.name)))
         for name, rows in inserts.items():
             if name in self._lacking:
                 store.command(
@@ -167,7 +169,7 @@ def wide_inserts(changes: pa.Table, keys: Mapping[str, Sequence[str]]) -> dict[s
     from headwater.targets.clickhouse.versioned import pivot
 
     _refuse_others(changes)
-    found: dict[str, pa.Table] = {}
+    tables: dict[str, pa.Table] = {}
     codes, names = codes_of(changes["table"].combine_chunks())
     for code, name in enumerate(names.to_pylist()):
         if name not in keys:
@@ -178,8 +180,8 @@ def wide_inserts(changes: pa.Table, keys: Mapping[str, Sequence[str]]) -> dict[s
         columns = pivot(mine["pk"].combine_chunks(), mine.num_rows, keys[name])
         columns |= pivot(mine["fields"].combine_chunks(), mine.num_rows, ())
         columns[BLOCK_NUMBER] = mine["block_number"].combine_chunks()
-        found[name] = pa.table(columns)
-    return found
+        tables[name] = pa.table(columns)
+    return tables
 
 
 def _refuse_others(changes: pa.Table) -> None:

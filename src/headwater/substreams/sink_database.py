@@ -62,9 +62,9 @@ class SinkDsn:
             SinkDsnError: it is none of these, or a variable is not set. The text is not in the
                 error, because it may hold a password.
         """
-        whole = _VARIABLE.sub(lambda found: _value(found, environment), text.strip())
-        scheme, found, rest = whole.partition("://")
-        if not found:
+        whole = _VARIABLE.sub(lambda match: _value(match, environment), text.strip())
+        scheme, separator, rest = whole.partition("://")
+        if not separator:
             if not whole:
                 raise SinkDsnError("the address is empty")
             return cls("duckdb", whole)
@@ -93,12 +93,12 @@ class SinkDsn:
             number = _TLS_PORTS[number]
         kind = "https" if secure or number in _TLS_PORTS.values() else "http"
         place = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        held = f"{user}@" if user else ""
-        return cls("clickhouse", f"{kind}://{held}{place}:{number}/{schema or name}")
+        login = f"{user}@" if user else ""
+        return cls("clickhouse", f"{kind}://{login}{place}:{number}/{schema or name}")
 
 
-def _value(found: re.Match[str], environment: Mapping[str, str]) -> str:
-    name = found[1] or found[2]
+def _value(match: re.Match[str], environment: Mapping[str, str]) -> str:
+    name = match[1] or match[2]
     if name not in environment:
         raise SinkDsnError("a variable of the environment is not set", variable=name)
     return environment[name]
@@ -109,7 +109,7 @@ def _escaped(rest: str) -> str:
     credentials, at, place = rest.rpartition("@")
     if not at:
         return rest
-    parts = [quote(unquote(one), safe="") for one in credentials.split(":", 1)]
+    parts = [quote(unquote(part), safe="") for part in credentials.split(":", 1)]
     return f"{':'.join(parts)}@{place}"
 
 
@@ -176,13 +176,13 @@ def user_tables(dsn: SinkDsn, own: Collection[str]) -> list[TableSchema]:
     columns: dict[str, dict[str, ColumnType]] = {}
     schema = dsn.schema
     if dsn.kind != "duckdb" or Path(dsn.address).exists():  # a look creates no file
-        with open_sink(dsn) as held:
-            schema = held.schema
-            for name, column in held.session.rows(_KEYS, [schema]):
+        with open_sink(dsn) as sink:
+            schema = sink.schema
+            for name, column in sink.session.rows(_KEYS, [schema]):
                 if name not in (*own, "sync") and not name.startswith(("headwater_", "sync__")):
                     keys.setdefault(name, []).append(column)
             columns = {name: {} for name in keys}
-            for name, column, kind in held.session.rows(_COLUMNS, [schema]):
+            for name, column, kind in sink.session.rows(_COLUMNS, [schema]):
                 if name in columns:
                     columns[name][column] = "text" if _TEXT.match(kind) else "json"
     if not keys:
@@ -235,20 +235,20 @@ def _on_postgres(dsn: SinkDsn, forgiving: bool) -> Iterator[Runner]:
     there = (errors.DuplicateTable, errors.DuplicateObject, errors.DuplicateSchema)
 
     def run(statement: str) -> bool:
-        held.session.run("SAVEPOINT one")
+        sink.session.run("SAVEPOINT one")
         try:
-            held.session.run(statement)
+            sink.session.run(statement)
         except psycopg.Error as error:
             if not forgiving or not isinstance(error, there):
                 raise _failed(statement, error) from error
-            held.session.run("ROLLBACK TO SAVEPOINT one")
+            sink.session.run("ROLLBACK TO SAVEPOINT one")
             return False
         return True
 
-    with open_sink(dsn) as held:
+    with open_sink(dsn) as sink:
         if dsn.schema:
-            held.dialect.make_schema(held.session, dsn.schema)
-            held.session.rows(
+            sink.dialect.make_schema(sink.session, dsn.schema)
+            sink.session.rows(
                 "SELECT set_config('search_path', quote_ident($1), true)", [dsn.schema]
             )
         yield run
@@ -285,7 +285,7 @@ def _long_numbers(statement: str) -> str:
         return statement
     for at in range(len(tokens) - 1, 0, -1):
         if tokens[at].text in ("NUMERIC", "DECIMAL") and tokens[at - 1].is_name:
-            said = "".join(one.text for one in tokens[at + 1 : at + 6]).partition(")")[0]
+            said = "".join(token.text for token in tokens[at + 1 : at + 6]).partition(")")[0]
             size = re.fullmatch(r"\((\d+)(,0)?", said)
             if said[:1] != "(" or (size and int(size[1]) > 38):
                 end = tokens[at].start + len(tokens[at].text)
@@ -339,12 +339,12 @@ class SinkCursor:
 
 def read_cursors(dsn: SinkDsn, table: str) -> list[SinkCursor]:
     """Return all rows, the highest block first."""
-    with open_sink(dsn) as held:
-        name = held.existing(table)
+    with open_sink(dsn) as sink:
+        name = sink.existing(table)
         if name is None:
             return []
         query = "SELECT id, cursor, block_num, block_id FROM {table} ORDER BY block_num DESC"
-        return [SinkCursor(*row) for row in held.session.rows(query, table=name)]
+        return [SinkCursor(*row) for row in sink.session.rows(query, table=name)]
 
 
 def put_cursor(dsn: SinkDsn, table: str, module_hash: str, cursor: str) -> CursorText:
@@ -356,11 +356,11 @@ def put_cursor(dsn: SinkDsn, table: str, module_hash: str, cursor: str) -> Curso
     if len(module_hash) != 40:
         raise SinkCursorError("a module's hash has 40 characters", got=len(module_hash))
     said = read_cursor(cursor)
-    with open_sink(dsn) as held:
-        name = held.existing(table)
+    with open_sink(dsn) as sink:
+        name = sink.existing(table)
         if name is None:
             raise SinkCursorError("the database has no such table", table=table)
-        held.session.run(
+        sink.session.run(
             "INSERT INTO {table} (id, cursor, block_num, block_id) VALUES ($1, $2, $3, $4) "
             "ON CONFLICT (id) DO UPDATE SET cursor = excluded.cursor, "
             "block_num = excluded.block_num, block_id = excluded.block_id",
@@ -378,24 +378,24 @@ def drop_cursors(
     What Headwater keeps of the stream goes with it. Rows of the user's tables stay. A hash that is
     not there is no error.
     """
-    with open_sink(dsn) as held:
-        name = held.existing(table)
+    with open_sink(dsn) as sink:
+        name = sink.existing(table)
         if name is None:
             return []
         query = "DELETE FROM {table} WHERE $1::text IS NULL OR id = $1::text RETURNING id"
-        found = [row[0] for row in held.session.rows(query, [module_hash], table=name)]
+        stream_ids = [row[0] for row in sink.session.rows(query, [module_hash], table=name)]
         for other, column in (
             ("sync", "id"),
             ("headwater_substreams_cursors", "stream_id"),
             (history_table, "stream_id"),
         ):
-            place = held.existing(other, column)
+            place = sink.existing(other, column)
             if place is None:
                 continue
-            for one in found:
+            for stream_id in stream_ids:
                 sql = "DELETE FROM {table} WHERE {column} = $1"
-                held.session.run(sql, [one], table=place, column=column)
-    return found
+                sink.session.run(sql, [stream_id], table=place, column=column)
+    return stream_ids
 
 
 def check_cursors(dsn: SinkDsn, table: str, module_hash: str, policy: str) -> str:
@@ -410,12 +410,12 @@ def check_cursors(dsn: SinkDsn, table: str, module_hash: str, policy: str) -> st
     """
     if policy not in ("error", "warn", "ignore"):
         raise InvalidOptionError("a mismatch is an error, warn or ignore", got=policy)
-    with open_sink(dsn) as held:
-        name = held.existing(table)
+    with open_sink(dsn) as sink:
+        name = sink.existing(table)
         if name is None:
             return ""
         query = "SELECT id, block_num FROM {table} WHERE cursor <> '' ORDER BY block_num DESC"
-        rows = held.session.rows(query, table=name)
+        rows = sink.session.rows(query, table=name)
         if not rows or module_hash in (row[0] for row in rows):
             return ""
         other, block = rows[0]
@@ -427,6 +427,6 @@ def check_cursors(dsn: SinkDsn, table: str, module_hash: str, policy: str) -> st
                 block=block,
             )
         change = "UPDATE {table} SET id = $1 WHERE id = $2"
-        held.session.run(change, [module_hash, other], table=name)
+        sink.session.run(change, [module_hash, other], table=name)
     said = f"Going on from block {block}, which the module {other} has reached."
     return said if policy == "warn" else ""

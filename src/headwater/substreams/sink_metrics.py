@@ -114,22 +114,22 @@ class SinkMetrics(Collector):
 
     def _own(self) -> dict[str, float]:
         """Sum up Headwater's own figures of the streams that are followed."""
-        found = dict.fromkeys(
+        sums = dict.fromkeys(
             ("read", "transform", "commit", "roll_back", "headwater_retries_total",
              "headwater_errors_total", "headwater_cursor_block", "headwater_lag_seconds",
              "headwater_commits_total", "headwater_rows_total"), 0.0,
         )  # fmt: skip
-        names = [*found, _STAGES]
+        names = [*sums, _STAGES]
         for metric in self._registry.restricted_registry(names).collect():
             for sample in metric.samples:
                 if sample.labels.get("id") not in self._ids:
                     continue
                 name = sample.labels["stage"] if sample.name == _STAGES else sample.name
                 if name not in _POSITIONS:
-                    found[name] = found.get(name, 0.0) + sample.value
+                    sums[name] = sums.get(name, 0.0) + sample.value
                 elif sample.labels["id"] == next(reversed(self._ids)):
-                    found[name] = sample.value
-        return found
+                    sums[name] = sample.value
+        return sums
 
     def _count(self, name: str, value: int = 1) -> None:
         self._counts[name] += value

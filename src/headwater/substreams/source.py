@@ -168,9 +168,9 @@ class SubstreamsSource:
             cursor, exact = "", False
         known = state.cursor is not None and state.cursor.hash not in (None, UNKNOWN_HASH)
         self._held = {
-            one.number: one.hash
-            for one in state.landing_points()
-            if one.hash not in (None, UNKNOWN_HASH)
+            point.number: point.hash
+            for point in state.landing_points()
+            if point.hash not in (None, UNKNOWN_HASH)
         }
         self._unsure = known and not exact
         self._asked, self._undone = (state, final_block(cursor)), None
@@ -363,26 +363,28 @@ class Feed:
                     self._over = True
                     self._changed.notify_all()
                     return
-                made = [self._gather()]
-            if self._decode is not None and isinstance(made[0], Gathered) and _is_final(made[0]):
-                made = self._made(made[0], self._decode)
+                ready = [self._gather()]
+            if self._decode is not None and isinstance(ready[0], Gathered) and _is_final(ready[0]):
+                ready = self._with_tables(ready[0], self._decode)
             with self._changed:
                 if not self._closed:
-                    self._ready.extend(made)
+                    self._ready.extend(ready)
                     self._changed.notify_all()
 
-    def _made(self, first: Gathered, decode: Decode) -> list[Taken]:
+    def _with_tables(self, first: Gathered, decode: Decode) -> list[Taken]:
         """Return final blocks with their tables, and what is prepared of them."""
         pieces = [_decoded(first, decode)]
         if self._prepare is None or pieces[0].tables is None:
             return [*pieces]
         while pieces[-1].tables is not None and (more := self._more(pieces)) is not None:
             pieces.append(_decoded(more, decode))
-        good = [one.tables for one in pieces if one.tables is not None]
+        good = [piece.tables for piece in pieces if piece.tables is not None]
         tables = good[0]
         if len(good) > 1:
-            tables = {name: pa.concat_tables([one[name] for one in good]) for name in tables}
-        whole = Gathered(tuple(m for one in pieces[: len(good)] for m in one.messages), tables)
+            tables = {name: pa.concat_tables([part[name] for part in good]) for name in tables}
+        whole = Gathered(
+            tuple(message for piece in pieces[: len(good)] for message in piece.messages), tables
+        )
         with suppress(Exception):  # the loop meets it again, and raises it
             whole = replace(whole, ahead=self._prepare(tables))
         return [whole, *pieces[len(good) :]]
@@ -392,8 +394,8 @@ class Feed:
 
         None: there are enough, the loop has nothing to do, or something else follows.
         """
-        blocks = sum(len(one.items) for one in pieces)
-        if blocks >= TOGETHER_BLOCKS or sum(one.size for one in pieces) >= TOGETHER_BYTES:
+        blocks = sum(len(piece.items) for piece in pieces)
+        if blocks >= TOGETHER_BLOCKS or sum(piece.size for piece in pieces) >= TOGETHER_BYTES:
             return None
         with self._changed:
             self._changed.wait_for(
@@ -401,25 +403,25 @@ class Feed:
             )
             if not self._arrived or not _is_final_message(self._arrived[0]):
                 return None
-            found = self._gather()
-            return found if isinstance(found, Gathered) else None
+            gathered = self._gather()
+            return gathered if isinstance(gathered, Gathered) else None
 
     def _gather(self) -> Taken:
         """Return the next message; if its blocks are final, with those that follow it."""
         first = self._arrived.popleft()
         if not isinstance(first, Outputs):
             return first
-        held, blocks, size = [first], len(first.items), first.size
-        while _is_final_message(held[-1]) and self._arrived:
+        messages, blocks, size = [first], len(first.items), first.size
+        while _is_final_message(messages[-1]) and self._arrived:
             more = self._arrived[0]
             if not isinstance(more, Outputs) or not _is_final_message(more):
                 break
             blocks, size = blocks + len(more.items), size + more.size
             if blocks > self.together[0] or size > self.together[1]:
                 break
-            held.append(more)
+            messages.append(more)
             self._arrived.popleft()
-        return Gathered(tuple(held))
+        return Gathered(tuple(messages))
 
 
 def _decoded(gathered: Gathered, decode: Decode) -> Gathered:

@@ -38,12 +38,12 @@ class OutputReader(SpanReader[Held]):
 
     def _rows(self, part: Part[Held], receipt: Receipt) -> Iterator[pa.RecordBatch]:
         receipt.add(
-            [BlockHeader(one.clock.number, one.clock.hash) for one in part.blocks],
-            [one.value for one in part.blocks],
+            [BlockHeader(output.clock.number, output.clock.hash) for output in part.blocks],
+            [output.value for output in part.blocks],
         )
-        made = self.decoder.decode(part.blocks)
-        receipt.count(Decoded(made, {}, {}))
-        yield from table_batches(made[name] for name in self.decoder.schemas)
+        tables = self.decoder.decode(part.blocks)
+        receipt.count(Decoded(tables, {}, {}))
+        yield from table_batches(tables[name] for name in self.decoder.schemas)
 
 
 class OutputSpan(Span):
@@ -61,15 +61,15 @@ class OutputSpan(Span):
 
 def split(outputs: Sequence[ModuleOutput], parts: int) -> list[Held]:
     """Return consecutive outputs in so many parts, at most, of about the same size."""
-    total = sum(len(one.value) for one in outputs)
-    found: list[list[ModuleOutput]] = [[]]
+    total = sum(len(output.value) for output in outputs)
+    groups: list[list[ModuleOutput]] = [[]]
     done = 0
-    for one in outputs:
-        if found[-1] and done * parts >= total * len(found):
-            found.append([])
-        found[-1].append(one)
-        done += len(one.value)
-    return [tuple(part) for part in found]
+    for output in outputs:
+        if groups[-1] and done * parts >= total * len(groups):
+            groups.append([])
+        groups[-1].append(output)
+        done += len(output.value)
+    return [tuple(group) for group in groups]
 
 
 def has_executors(session: SparkSession | None) -> bool:
