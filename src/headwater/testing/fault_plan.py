@@ -20,7 +20,7 @@ from headwater.testing.portal.answer import Draft
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a rule may look at: the request, as far as it could be read."""
+    """The request that a rule is matched with, as far as it could be read."""
 
     sequence: int
     route: str

@@ -270,10 +270,10 @@ class ChainSim:
 
     def block(self, block_hash: str) -> SimBlock:
         """Return the block of any branch that has this hash; refuse a hash that never existed."""
-        found = self.find(block_hash)
-        if found is None:
+        block = self.find(block_hash)
+        if block is None:
             raise InvalidOptionError("block_hash must name a block of this chain", got=block_hash)
-        return found
+        return block
 
     def path(self, block_hash: str, from_number: int = 0) -> list[SimBlock]:
         """Return the branch that ends in this block, ascending, from `from_number` on."""
@@ -393,8 +393,8 @@ class ChainSim:
         )
 
     def _time_of(self, index: int) -> int:
-        if self._times and (found := self._times.get(self._raw(index))) is not None:
-            return found
+        if self._times and (time := self._times.get(self._raw(index))) is not None:
+            return time
         passed = self._numbers[index] - self.start_block
         return self.genesis_time + passed * self._time_ms // 1000
 

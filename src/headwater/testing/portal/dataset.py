@@ -187,8 +187,8 @@ class PortalSim:
             return _json(route, {"number": view.tip.number, "hash": view.tip.hash}, view)
         if route == "finalized-head":
             final = view.finalized
-            found = None if final is None else {"number": final.number, "hash": final.hash}
-            return _json(route, found, view)
+            answer = None if final is None else {"number": final.number, "hash": final.hash}
+            return _json(route, answer, view)
         if self._is_real_time:  # it has no such route
             return _text(route, 404, "", view)
         block = view.first_at(int(route.split("/")[1]))
@@ -197,7 +197,7 @@ class PortalSim:
         return _json(route, {"block_number": block.number}, view)
 
     def _metadata(self, *, expanded: bool) -> dict[str, object]:
-        found: dict[str, object] = {
+        metadata: dict[str, object] = {
             "dataset": self.dataset,
             "aliases": [],
             "real_time": True,
@@ -208,8 +208,8 @@ class PortalSim:
             details: dict[str, object] = {"kind": kind, "display_name": f"Simulated {kind}"}
             if self.chain.network is Network.EVM:
                 details["evm"] = {"chain_id": 1}
-            found["metadata"] = details
-        return found
+            metadata["metadata"] = details
+        return metadata
 
     # --- settling ---------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ _RECEIPT = (
 
 @dataclass(slots=True)
 class Quirks:
-    """What a provider allows, lacks and does wrong. May be changed while the node runs.
+    """Limits, gaps and errors of a provider. They may be changed while the node runs.
 
     `fault_share` of the requests meet one of `faults`. `max_range` and `max_logs` bound a request
     for logs, `max_batch` the calls of a request.
@@ -205,13 +205,13 @@ class NodeSim:
             first, last = int(wanted["fromBlock"], 16), int(wanted["toBlock"], 16)
             self._check_range(first, last)
             blocks = view.blocks(first, last)
-        found = [log for block in blocks for log in logs_of(self._chain, block)]
-        found = [log for log in found if _matches(log, wanted)]
+        logs = [log for block in blocks for log in logs_of(self._chain, block)]
+        logs = [log for log in logs if _matches(log, wanted)]
         most = self.quirks.max_logs
-        if most is not None and len(found) > most and len(blocks) > 1:
+        if most is not None and len(logs) > most and len(blocks) > 1:
             self.met["too many logs"] += 1
             raise _Failed(-32005, f"query returned more than {most} results")
-        return found
+        return logs
 
     def _check_range(self, first: int, last: int) -> None:
         most = self.quirks.max_range
@@ -245,19 +245,19 @@ class NodeSim:
 
     def _block(self, block: SimBlock, *, full: bool) -> Row:
         content = content_of(self._chain, block)
-        found = {name: _hexed(value) for name, value in content.header.items()}
-        found["logsBloom"] = bloom_of(self._chain, block)
+        result = {name: _hexed(value) for name, value in content.header.items()}
+        result["logsBloom"] = bloom_of(self._chain, block)
         rows = content.rows("transactions")
-        found["transactions"] = [row["hash"] for row in rows]
+        result["transactions"] = [row["hash"] for row in rows]
         if full:
             fields = SURFACES[Network.EVM].families["transactions"].fields
             kept = [name for name in fields if name not in _RECEIPT]
-            found["transactions"] = [
+            result["transactions"] = [
                 {name: _hexed(row[name]) for name in kept if name != "sighash"}
                 | {"blockHash": block.hash, "blockNumber": hex(block.number)}
                 for row in rows
             ]
-        return found
+        return result
 
 
 @lru_cache(maxsize=4096)

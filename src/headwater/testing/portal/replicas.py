@@ -19,7 +19,7 @@ from headwater.testing.faults import foreign_hash
 
 
 class Finality(StrEnum):
-    """What a replica reports as finalized head."""
+    """The finalized head that a replica reports."""
 
     TRUE = "true"  # the newest block it holds that is final
     LAGGING = "lagging"  # the same, some blocks late
@@ -37,7 +37,7 @@ class Follow(StrEnum):
 
 
 class Balance(StrEnum):
-    """Which replica gets the next request."""
+    """How the replica that gets the next request is chosen."""
 
     ROUND_ROBIN = "round-robin"
     RANDOM = "random"
@@ -45,7 +45,7 @@ class Balance(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one replica holds at one moment: the branch that ends in `tip`, and nothing else.
+    """The blocks of one replica at one moment: the branch that ends in `tip`, and nothing else.
 
     `final` is the newest block of this branch that is final as far as the replica knows;
     `finalized` is what it reports, which need not be the same.

@@ -69,14 +69,14 @@ class FilterObject:
     relations: tuple[Relation, ...]
 
 
-def _read_fields(surface: Surface, given: Any) -> dict[str, tuple[str, ...]]:
+def _read_fields(surface: Surface, fields: Any) -> dict[str, tuple[str, ...]]:
     """Return the selected field names by entity; a block always tells its number and hash."""
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
+    fields = {} if fields is None else fields
+    if not isinstance(fields, Mapping):
         raise BadRequest("`fields` must be an object")
     allowed = {"block": surface.block_fields}
     allowed |= {family.entity: family.fields for family in surface.families.values()}
-    for entity, chosen in given.items():
+    for entity, chosen in fields.items():
         if entity not in allowed:
             raise BadRequest(_unknown(entity, "`fields`", allowed))
         if not isinstance(chosen, Mapping):
@@ -88,7 +88,7 @@ def _read_fields(surface: Surface, given: Any) -> dict[str, tuple[str, ...]]:
                 raise BadRequest(f"`fields.{entity}.{name}` must be true or false")
     selected: dict[str, tuple[str, ...]] = {}
     for entity, names in allowed.items():
-        chosen = given.get(entity, {})
+        chosen = fields.get(entity, {})
         forced = ("number", "hash") if entity == "block" else ()
         selected[entity] = tuple(
             name for name in names if name in forced or chosen.get(name) is True
@@ -96,22 +96,22 @@ def _read_fields(surface: Surface, given: Any) -> dict[str, tuple[str, ...]]:
     return selected
 
 
-def _items(family: str, given: Any) -> list[Any]:
-    if given is None:
+def _items(family: str, filters: Any) -> list[Any]:
+    if filters is None:
         return []
-    if not isinstance(given, list | tuple):
+    if not isinstance(filters, list | tuple):
         raise BadRequest(f"`{family}` must be a list of filters")
-    return list(given)
+    return list(filters)
 
 
-def _read_filter(name: str, family: Family, given: Any) -> tuple[FilterObject, dict[str, Any]]:
+def _read_filter(name: str, family: Family, filter_: Any) -> tuple[FilterObject, dict[str, Any]]:
     """Read one filter object; also return it in canonical form."""
-    if not isinstance(given, Mapping):
+    if not isinstance(filter_, Mapping):
         raise BadRequest(f"a filter in `{name}` must be an object")
     tests: list[tuple[Getter, Container[Any]]] = []
     relations: list[Relation] = []
     text: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in filter_.items():
         if key in family.relations:
             if not isinstance(value, bool | None):
                 raise BadRequest(f"`{name}.{key}` must be true or false")
@@ -155,35 +155,35 @@ def _bit(value: str) -> int:
     return sha256(value.encode()).digest()[0] % 8
 
 
-def _read_bound(place: str, kind: str, given: Any) -> range:
+def _read_bound(place: str, kind: str, bound: Any) -> range:
     """Read one end of a range of numbers; it belongs to the range."""
-    if type(given) is not int or given < 0:
+    if type(bound) is not int or bound < 0:
         raise BadRequest(f"`{place}` must be a non-negative integer")
-    return range(given, 2**64) if kind == LOWEST else range(given + 1)
+    return range(bound, 2**64) if kind == LOWEST else range(bound + 1)
 
 
-def _read_values(place: str, kind: str, given: Any) -> frozenset[Any]:
+def _read_values(place: str, kind: str, values: Any) -> frozenset[Any]:
     """Read the values of one filter key; an empty list matches nothing."""
     if kind == "flag":
-        if not isinstance(given, bool):
+        if not isinstance(values, bool):
             raise BadRequest(f"`{place}` must be true or false")
-        return frozenset([given])
-    if not isinstance(given, list | tuple):
+        return frozenset([values])
+    if not isinstance(values, list | tuple):
         raise BadRequest(f"`{place}` must be a list")
     if kind == "number":
-        if not all(type(value) is int for value in given):
+        if not all(type(value) is int for value in values):
             raise BadRequest(f"`{place}` must be a list of integers")
-        return frozenset(given)
-    if not all(isinstance(value, str) for value in given):
+        return frozenset(values)
+    if not all(isinstance(value, str) for value in values):
         raise BadRequest(f"`{place}` must be a list of strings")
     if kind in ("text", BLOOM):
-        return frozenset(given)
+        return frozenset(values)
     if kind.startswith("bytes"):
         width = int(kind.removeprefix("bytes"))
-        for value in given:
+        for value in values:
             if not _HEX.match(value) or len(value) != 2 + 2 * width:
                 raise BadRequest(f"`{place}` must hold `0x` and {2 * width} hex digits: {value!r}")
-    return frozenset(value.lower() for value in given)
+    return frozenset(value.lower() for value in values)
 
 
 def _unknown(name: object, place: str, known: Any) -> str:

@@ -133,14 +133,14 @@ class LineCache:
 
 
 class Behind(StrEnum):
-    """What a replica answers to an anchor above its own tip."""
+    """The answer of a replica to an anchor above its own tip."""
 
     WAIT = "wait"  # 204: it cannot know yet
     CONFLICT = "conflict"  # 409 with its own newest blocks, though nothing forked
 
 
 class Surface(StrEnum):
-    """Which of the services behind a portal's address is played."""
+    """The service behind a portal's address that is played."""
 
     PORTAL = "portal"  # a portal in front of an archive, with several hints in a 409
     HOTBLOCKS = "hotblocks"  # the real-time service alone; see `PortalSim`
@@ -287,12 +287,12 @@ class StreamPlanner:
         """Return what a query selects, parsed once for all positions."""
         rest = {key: value for key, value in query.items() if key not in POSITION}
         text = json.dumps(rest)
-        found = self._selections.get(text)
-        if found is None:
-            found = self._selections[text] = Selection(self._chain.network, query)
+        selection = self._selections.get(text)
+        if selection is None:
+            selection = self._selections[text] = Selection(self._chain.network, query)
             if len(self._selections) > 64:
                 self._selections.popitem(last=False)
-        return found
+        return selection
 
 
 def missing_blocks(first: int, last: int) -> str:

@@ -66,8 +66,8 @@ class Surface:
 
     def owner(self, family: str) -> str:
         """Return the key by which rows of a family name their transaction."""
-        names = self.families[family].fields
-        return next(one for one in ("transactionIndex", "extrinsicIndex", "index") if one in names)
+        fields, keys = self.families[family].fields, ("transactionIndex", "extrinsicIndex", "index")
+        return next(key for key in keys if key in fields)
 
 
 TRANSACTION = "transaction"
@@ -176,7 +176,9 @@ def _parameter(key: str, length: int | None = None) -> Getter:
 
 def _topics(family: str, *places: str) -> dict[str, Filter]:
     return {
-        f"{family}.topic{at}": Filter("hex", _inside("args", *(f"{one}.{at}" for one in places)))
+        f"{family}.topic{at}": Filter(
+            "hex", _inside("args", *(f"{place}.{at}" for place in places))
+        )
         for at in range(4)
     }
 
@@ -251,7 +253,7 @@ def _family(catalogue: Catalogue, filters: Filters) -> Family:
     return Family(
         entity.wire,
         fields,
-        {one.wire: _filter(name, fields, one) for one in filters.conditions},
+        {condition.wire: _filter(name, fields, condition) for condition in filters.conditions},
         {
             flag.wire: Relation(
                 catalogue.entity(flag.entity).collection,

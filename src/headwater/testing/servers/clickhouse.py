@@ -52,9 +52,9 @@ _chdb.query(
 @contextmanager
 def clickhouse_server() -> Iterator[str]:
     """Run a server and yield its address; or yield that of `HEADWATER_CLICKHOUSE_URL`."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        yield given
+    url = os.environ.get(VARIABLE)
+    if url:
+        yield url
         return
     server = ClickHouseServer()
     try:
@@ -69,8 +69,10 @@ class ClickHouseServer:
 
     def __init__(self) -> None:
         spec = find_spec("chdb")
-        places = [Path(one) for one in (spec.submodule_search_locations or [])] if spec else []
-        library = next((one for place in places for one in place.glob("_chdb*.so")), None)
+        folders = (spec.submodule_search_locations or []) if spec else []
+        library = next(
+            (path for folder in folders for path in Path(folder).glob("_chdb*.so")), None
+        )
         if library is None:
             raise RuntimeError(
                 f"no ClickHouse on this machine: pip install 'chdb-core>=26.7', or set {VARIABLE}"

@@ -89,12 +89,12 @@ def _installed() -> dict[int, Path]:
         folders += sorted(Path(prefix).glob("postgresql@*/bin"))
     on_path = shutil.which("postgres")
     folders += [Path(on_path).parent] if on_path else []
-    found: dict[int, Path] = {}
+    binaries: dict[int, Path] = {}
     for folder in folders:
         version = _version(folder / "postgres")
         if version >= OLDEST and (folder / "initdb").exists():
-            found.setdefault(version, folder)
-    return found
+            binaries.setdefault(version, folder)
+    return binaries
 
 
 def _version(binary: Path) -> int:

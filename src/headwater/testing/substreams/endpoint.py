@@ -38,7 +38,7 @@ _NEW, _FINAL = 1, 17
 
 @dataclass(frozen=True, slots=True)
 class SessionSeen:
-    """What one session asked for."""
+    """The request of one session."""
 
     version: int
     cursor: str
@@ -62,7 +62,7 @@ class SessionEnd(Exception):  # noqa: N818 - how a session ends, not a defect
 
 
 class SimEndpoint:
-    """What the endpoint says, without a socket: `session` yields serialized messages.
+    """The endpoint's answers, without a socket: `session` yields serialized messages.
 
     `bundle` is how many blocks a v4 message holds at most. With `skip_empty` blocks without output
     are not sent. `progress_s` is how often it says so while there is nothing to send.
@@ -116,7 +116,7 @@ class SimEndpoint:
             said.output_module,
             said.final_blocks_only,
             said.production_mode,
-            {one.key: one.value for one in said.params} if newer else {},
+            {entry.key: entry.value for entry in said.params} if newer else {},
             said.network if newer else "",
             len(said.package if newer else said.modules),
             headers,

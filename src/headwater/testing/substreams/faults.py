@@ -15,7 +15,7 @@ from threading import Lock
 
 @dataclass(frozen=True, slots=True)
 class SessionFault:
-    """Strikes once in its session."""
+    """A fault that strikes once in its session."""
 
     after: int = 0
 
@@ -80,7 +80,7 @@ class RepeatsBlocks(SessionFault):
 
 
 class SessionFaults:
-    """Which fault each session gets: first those that were given, then by chance."""
+    """The faults that sessions get: first those that were given, then some by chance."""
 
     def __init__(self, given: Iterable[SessionFault | None] = ()) -> None:
         self._given = deque(given)

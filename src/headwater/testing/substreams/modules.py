@@ -58,46 +58,46 @@ def build_package(
     binary_type: str = "wasm/rust-v1",
 ) -> bytes:
     """Return the bytes of a package. `networks`: initial blocks and parameters by network."""
-    made = PACKAGE_CLASSES["Package"](version=1, network=network, sink_module=sink_module)
-    made.proto_files.extend(files)
-    made.package_meta.add(name="test", version="v0.1.0")
-    made.modules.binaries.add(type=binary_type, content=binary)
+    package = PACKAGE_CLASSES["Package"](version=1, network=network, sink_module=sink_module)
+    package.proto_files.extend(files)
+    package.package_meta.add(name="test", version="v0.1.0")
+    package.modules.binaries.add(type=binary_type, content=binary)
     for spec in modules:
-        made.module_meta.add()  # real clients refuse a package without
-        one = made.modules.modules.add(
+        package.module_meta.add()  # real clients refuse a package without
+        module = package.modules.modules.add(
             name=spec.name,
             initial_block=spec.initial_block,
             binary_entrypoint=spec.entrypoint or spec.name,
         )
-        one.output.type = f"proto:{spec.output_type}"
-        kind = getattr(one, f"kind_{spec.kind}")
+        module.output.type = f"proto:{spec.output_type}"
+        kind = getattr(module, f"kind_{spec.kind}")
         kind.SetInParent()
         if spec.kind == "map":
             kind.output_type = f"proto:{spec.output_type}"
         for what, value in spec.inputs:
-            place = getattr(one.inputs.add(), what)
+            place = getattr(module.inputs.add(), what)
             setattr(place, _PLACES.get(what, "module_name"), value)
             place.SetInParent()
         if spec.block_filter is not None:
-            one.block_filter.module, query = spec.block_filter
+            module.block_filter.module, query = spec.block_filter
             if query is None:
-                one.block_filter.query_from_params.SetInParent()
+                module.block_filter.query_from_params.SetInParent()
             else:
-                one.block_filter.query_string = query
+                module.block_filter.query_string = query
     for name, (blocks, params) in (networks or {}).items():
-        entry = made.networks.add(key=name)
+        entry = package.networks.add(key=name)
         for key, block in blocks.items():
             entry.value.initial_blocks.add(key=key, value=block)
         for key, value in params.items():
             entry.value.params.add(key=key, value=value)
         entry.value.SetInParent()
     if schema:
-        made.proto_files.append(_service_file())
-        made.sink_config.type_url = f"{_SERVICE}.Service"
-        made.sink_config.value = PACKAGE_CLASSES["Service"](
+        package.proto_files.append(_service_file())
+        package.sink_config.type_url = f"{_SERVICE}.Service"
+        package.sink_config.value = PACKAGE_CLASSES["Service"](
             schema=schema, engine=engine
         ).SerializeToString()
-    return bytes(made.SerializeToString())
+    return bytes(package.SerializeToString())
 
 
 def build_file(
@@ -118,18 +118,19 @@ def build_file(
         name=name, package=package, syntax=syntax, dependency=imports
     )
     for enum, values in (enums or {}).items():
-        made = file.enum_type.add(name=enum)
+        enum_type = file.enum_type.add(name=enum)
         for number, value in enumerate(values):
-            made.value.add(name=value, number=number)
+            enum_type.value.add(name=value, number=number)
     for message, fields in messages.items():
-        one = file.message_type.add(name=message)
-        describe(one, fields.replace(" .", f" {package}.").replace("enum:.", f"enum:{package}."))
-        given = options or {}
-        if message in given:
-            one.options.MergeFromString(given[message])
-        for each in one.field:
-            if f"{message}.{each.name}" in given:
-                each.options.MergeFromString(given[f"{message}.{each.name}"])
+        message_type = file.message_type.add(name=message)
+        fields = fields.replace(" .", f" {package}.").replace("enum:.", f"enum:{package}.")
+        describe(message_type, fields)
+        serialized = options or {}
+        if message in serialized:
+            message_type.options.MergeFromString(serialized[message])
+        for field_ in message_type.field:
+            if f"{message}.{field_.name}" in serialized:
+                field_.options.MergeFromString(serialized[f"{message}.{field_.name}"])
     return bytes(file.SerializeToString())
 
 
@@ -158,12 +159,12 @@ def changes_file(package: str = "sf.substreams.sink.database.v1") -> bytes:
         },
         enums={
             "Operation": [
-                f"OPERATION_{one}"
-                for one in ("UNSPECIFIED", "CREATE", "UPDATE", "DELETE", "UPSERT")
+                f"OPERATION_{operation}"
+                for operation in ("UNSPECIFIED", "CREATE", "UPDATE", "DELETE", "UPSERT")
             ],
             "UpdateOp": [
-                f"UPDATE_OP_{one}"
-                for one in ("UNSPECIFIED", "SET", "ADD", "MAX", "MIN", "SET_IF_NULL")
+                f"UPDATE_OP_{step}"
+                for step in ("UNSPECIFIED", "SET", "ADD", "MAX", "MIN", "SET_IF_NULL")
             ],
         },
     )
@@ -219,11 +220,11 @@ def _changes_of(block: SimBlock) -> bytes:
     random = Random(block.hash)
     if random.randrange(7) == 0:
         return b""
-    made = _class(_CHANGES_FILES, _CHANGES)()
+    changes = _class(_CHANGES_FILES, _CHANGES)()
 
     def add(table: str, key: Any, operation: int, *fields: tuple[str, Any, int]) -> None:
-        change = made.table_changes.add(
-            table=table, operation=operation, ordinal=len(made.table_changes)
+        change = changes.table_changes.add(
+            table=table, operation=operation, ordinal=len(changes.table_changes)
         )
         if isinstance(key, dict):
             change.composite_pk.keys.update(key)
@@ -251,7 +252,7 @@ def _changes_of(block: SimBlock) -> bytes:
             add("note", {"line": line, "page": page}, _UPDATE, ("body", f"{page}/{line}", _SET))
         case _:
             add("note", {"page": page, "line": line}, _UPSERT, ("body", "", _SET))
-    return bytes(made.SerializeToString())
+    return bytes(changes.SerializeToString())
 
 
 DB_OUT = SimModule("db_out", _CHANGES, _changes_of, _CHANGES_FILES, SCHEMA_SQL)
@@ -284,26 +285,27 @@ def _transfers_of(block: SimBlock) -> bytes:
     random = Random(block.hash)
     if random.randrange(6) == 0:
         return b""
-    made = _class(_PLAIN_FILES, _PLAIN)(count=random.randrange(5))
-    for at in range(made.count):
-        one = made.transfers.add(
+    message = _class(_PLAIN_FILES, _PLAIN)(count=random.randrange(5))
+    for at in range(message.count):
+        transfer = message.transfers.add(
             id=f"{block.hash[:18]}-{at}", sender=random.randbytes(20), value=random.getrandbits(64),
             change=random.getrandbits(63) - 2**62, kind=random.randrange(3),
             marks=[random.getrandbits(32) for _ in range(random.randrange(4))],
             rate=random.random(), checked=random.random() < 0.5,
         )  # fmt: skip
-        one.at.seconds, one.at.nanos = block.timestamp, 1000 * at
+        transfer.at.seconds, transfer.at.nanos = block.timestamp, 1000 * at
         if random.random() < 0.5:
-            one.memo = "x" * random.randrange(3)
+            transfer.memo = "x" * random.randrange(3)
         if random.random() < 0.7:
-            one.party.name, one.party.level = "é" * random.randrange(3), random.getrandbits(32)
+            party = transfer.party
+            party.name, party.level = "é" * random.randrange(3), random.getrandbits(32)
         for _ in range(random.randrange(3)):
-            one.hops.add(place=f"p{random.randrange(9)}", cost=random.randrange(100))
+            transfer.hops.add(place=f"p{random.randrange(9)}", cost=random.randrange(100))
         if random.random() < 0.5:
-            one.note = "n"
+            transfer.note = "n"
         else:
-            one.code = -random.randrange(3)
-    return bytes(made.SerializeToString())
+            transfer.code = -random.randrange(3)
+    return bytes(message.SerializeToString())
 
 
 TRANSFERS = SimModule("map_transfers", _PLAIN, _transfers_of, _PLAIN_FILES)
@@ -327,10 +329,10 @@ def table_option(name: str, child_of: str = "", clickhouse: Any = None) -> bytes
     return bytes(options.SerializeToString())
 
 
-def column_option(convert_to: str = "", scale: int = 0, **given: Any) -> bytes:
+def column_option(convert_to: str = "", scale: int = 0, **annotation: Any) -> bytes:
     """Return the options of a field: name, foreign_key, unique, primary_key, inline, convert_to."""
     options = SCHEMA_CLASSES["FieldOptions"]()
-    for name, value in given.items():
+    for name, value in annotation.items():
         setattr(options.field, name, value)
     if convert_to:
         place = getattr(options.field.convert_to, convert_to)
@@ -341,11 +343,11 @@ def column_option(convert_to: str = "", scale: int = 0, **given: Any) -> bytes:
 
 
 def _order_options() -> Any:
-    made = SCHEMA_CLASSES["ClickHouse"]()
-    made.order_by_fields.add(name="customer")
-    made.partition_fields.add(name="_block_timestamp_", function=1)
-    made.index_fields.add(name="by_total", field_name="total", type=0, granularity=4)
-    return made
+    options = SCHEMA_CLASSES["ClickHouse"]()
+    options.order_by_fields.add(name="customer")
+    options.partition_fields.add(name="_block_timestamp_", function=1)
+    options.index_fields.add(name="by_total", field_name="total", type=0, granularity=4)
+    return options
 
 
 _ORDERS_FILES = (
@@ -388,13 +390,13 @@ def _orders_of(block: SimBlock) -> bytes:
     random = Random(block.hash)
     if random.randrange(6) == 0:
         return b""
-    made = _class(_ORDERS_FILES, _ORDERS)()
+    batch = _class(_ORDERS_FILES, _ORDERS)()
     mark = block.hash[2:18]
     for at in range(random.randrange(1, 3)):
-        made.customers.add(name=f"{mark}-{at}", email=f"{mark}{at}@{'x' * 300}")
+        batch.customers.add(name=f"{mark}-{at}", email=f"{mark}{at}@{'x' * 300}")
     for at in range(random.randrange(3)):
-        order = made.orders.add(
-            id=f"o{mark}-{at}", customer=random.choice(made.customers).name,
+        order = batch.orders.add(
+            id=f"o{mark}-{at}", customer=random.choice(batch.customers).name,
             total=str(random.getrandbits(256)), price=f"{random.randrange(10**9)}.{at:04}",
             state=random.randrange(2), proof=random.randbytes(4),
         )  # fmt: skip
@@ -410,7 +412,7 @@ def _orders_of(block: SimBlock) -> bytes:
             item = order.items.add(line=line, what=f"{mark}w{at}", amount=random.getrandbits(64))
             for code in range(random.randrange(3)):
                 item.parts.add(code=f"c{code}")
-    return bytes(made.SerializeToString())
+    return bytes(batch.SerializeToString())
 
 
 ORDERS = SimModule("map_orders", _ORDERS, _orders_of, _ORDERS_FILES)

@@ -44,7 +44,7 @@ class BitcoinContent(WholeContent):
     def _fill(self, rows: Rows) -> None:
         drawn = [_Payment(Draw(key), self._people, self._settings) for key in self._keys]
         if drawn:
-            self._add_coinbase(rows, sum(one.fee for one in drawn))
+            self._add_coinbase(rows, sum(payment.fee for payment in drawn))
         for index, payment in enumerate(drawn, 1):
             rows["transactions"].append(_transaction(payment.draw, index))
             rows["inputs"] += [
@@ -77,7 +77,7 @@ class BitcoinContent(WholeContent):
 
 
 class _Payment:
-    """What one transaction spends and pays, in satoshis."""
+    """The inputs and outputs of one transaction, in satoshis."""
 
     def __init__(self, draw: Draw, people: Population, settings: ContentSettings) -> None:
         self.draw = draw

@@ -23,12 +23,12 @@ Rows = dict[str, list[Row]]
 
 def absent(network: Network, entity: str) -> Row:
     """Return all fields of an entity without a value: a row begins with what it may not have."""
-    catalogue = next(one for one in NETWORKS if one.type == network)
+    catalogue = next(catalogue for catalogue in NETWORKS if catalogue.type == network)
     return dict.fromkeys(field.wire for field in catalogue.entity(entity).fields)
 
 
 class BlockContent(ABC):
-    """One block's contents, family by family; rows are shared, so readers leave them as is.
+    """One block's contents, family by family; rows are shared, so readers do not change them.
 
     `families` are in the order in which lines hold them. Each is made when it is first asked for,
     by a cached property of its name, since most requests want one or two of them.

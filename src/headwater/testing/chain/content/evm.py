@@ -376,16 +376,16 @@ class StateDiffs:
 
     def _pay(self, changed: dict[tuple[str, str], str | None], address: str, value: int) -> None:
         place = (address, "balance")
-        held = int(changed.get(place) or self._before(*place) or "0x0", 16)
-        changed[place] = hex(max(held + value, 1))
+        balance = int(changed.get(place) or self._before(*place) or "0x0", 16)
+        changed[place] = hex(max(balance + value, 1))
 
     def _move(
         self, changed: dict[tuple[str, str], str | None], token: str, holder: str, value: int
     ) -> None:
         """Change a holder's balance in a token's storage; zero clears the slot."""
         slot = "0x" + blake2b((token + holder).encode(), digest_size=32).hexdigest()
-        held = changed[token, slot] if (token, slot) in changed else self._before(token, slot)
-        balance = min(max(int(held or "0x0", 16) + value, 0), 2**256 - 1)
+        stored = changed[token, slot] if (token, slot) in changed else self._before(token, slot)
+        balance = min(max(int(stored or "0x0", 16) + value, 0), 2**256 - 1)
         changed[token, slot] = f"0x{balance:064x}" if balance else None
 
     def _before(self, address: str, key: str) -> str | None:

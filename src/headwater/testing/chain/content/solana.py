@@ -352,7 +352,7 @@ def lamport_rows(salt: str, scenes: Sequence[SolanaScene]) -> list[Row]:
         spent[scene.payer] += FEE
         for move in scene.lamport_moves:
             spent[move.source] += move.amount
-    held: dict[str, int] = {}
+    balances: dict[str, int] = {}
     rows: list[Row] = []
     for index, scene in enumerate(scenes):
         changes: Counter[str] = Counter({scene.payer: -FEE})
@@ -361,17 +361,17 @@ def lamport_rows(salt: str, scenes: Sequence[SolanaScene]) -> list[Row]:
                 changes[move.source] -= move.amount
                 changes[move.target] += move.amount
         for account, change in changes.items():
-            if account not in held:
-                held[account] = spent[account] + 890_880 + Draw(salt, account).bits(34)
-            before, held[account] = held[account], held[account] + change
+            if account not in balances:
+                balances[account] = spent[account] + 890_880 + Draw(salt, account).bits(34)
+            before, balances[account] = balances[account], balances[account] + change
             if change:
-                rows.append(_lamport_row(index, account, before, held[account]))
+                rows.append(_lamport_row(index, account, before, balances[account]))
     return rows
 
 
 def token_rows(salt: str, scenes: Sequence[SolanaScene]) -> list[Row]:
     """Return the `tokenBalances` rows of a block."""
-    held = _opening_balances(salt, scenes)
+    balances = _opening_balances(salt, scenes)
     rows: list[Row] = []
     for index, scene in enumerate(scenes):
         touched: dict[tuple[str, str], int] = {}
@@ -380,11 +380,11 @@ def token_rows(salt: str, scenes: Sequence[SolanaScene]) -> list[Row]:
             for owner, change in ((move.source_owner, -amount), (move.target_owner, amount)):
                 touched[move.mint, owner] = touched.get((move.mint, owner), 0) + change
         for (mint, owner), change in touched.items():
-            before = held[mint, owner]
+            before = balances[mint, owner]
             after = None if before is None and not change else (before or 0) + change
             if scene.error is None:
                 after = after or None
-            held[mint, owner] = after
+            balances[mint, owner] = after
             if before is not None or after is not None:
                 sides = {**_side("pre", mint, owner, before), **_side("post", mint, owner, after)}
                 account = token_account(mint, owner)
