@@ -98,8 +98,8 @@ class PostgresCatalog(Catalog):
         return self._triggers.tracked
 
     def _look(self) -> None:
-        for one in list(self._declared.values()):
-            self.layout(one.name)
+        for table in list(self._declared.values()):
+            self.layout(table.name)
         self._looked = True
 
     def build(self, layout: Layout) -> Layout:
@@ -149,8 +149,10 @@ class PostgresCatalog(Catalog):
 
     def _refuse_width(self, declared: Table, schema: pa.Schema) -> None:
         """Refuse a table whose rows may not fit into a page, however its texts are moved out."""
-        kinds = [declared.types.get(one.name) or new_column_type(one) for one in schema]
-        width = _ROW_HEAD + len(kinds) // 8 + sum(_WIDTHS.get(bare_type(one), 18) for one in kinds)
+        kinds = [declared.types.get(field.name) or new_column_type(field) for field in schema]
+        width = (
+            _ROW_HEAD + len(kinds) // 8 + sum(_WIDTHS.get(bare_type(kind), 18) for kind in kinds)
+        )
         if width > _PAGE_ROW:
             raise PostgresSizeError(
                 "rows with so many columns may not fit into a page of PostgreSQL; divide them "

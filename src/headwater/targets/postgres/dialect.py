@@ -128,7 +128,7 @@ def read_layout(session: Session, name: QualifiedName) -> Layout | None:
         partitioned=partitioned,
         always_compare=partitioned or watched,
         unique=unique,
-        indexes=tuple((one, tuple(names)) for one, names in json.loads(others or "[]")),
+        indexes=tuple((is_unique, tuple(names)) for is_unique, names in json.loads(others or "[]")),
         acted_upon=acted_upon,
         merged=merged,
         refers=refers,
@@ -228,9 +228,9 @@ def _read_images(
 
 def _may_lack_columns(session: Session, layout: Layout, log: QualifiedName, stream_id: str) -> bool:
     """Tell whether an image may lack a column: its name is not in the text, or is nested."""
-    if any(one.bare not in SCALARS for one in layout.columns.values()):
+    if any(column.bare not in SCALARS for column in layout.columns.values()):
         return True
-    names = [json.dumps(one, ensure_ascii=False) + ":" for one in layout.stored]
+    names = [json.dumps(name, ensure_ascii=False) + ":" for name in layout.stored]
     return bool(
         session.rows(
             "SELECT FROM {log} WHERE stream_id = $1 AND table_name = ANY($2::text[]) "
@@ -248,7 +248,7 @@ def _check_change_log_tables(session: Session, names: Sequence[QualifiedName]) -
         "SELECT conrelid::regclass::text, conname FROM pg_constraint WHERE contype = 'f' "
         "AND (confdeltype IN ('c', 'n', 'd') OR confupdtype IN ('c', 'n', 'd')) "
         "AND confrelid = ANY($1::regclass[]) LIMIT 1",
-        [[one.quoted for one in names]],
+        [[name.quoted for name in names]],
     )
     for table, constraint in rows:
         raise TableMismatchError(
@@ -306,11 +306,11 @@ def postgres_address(dsn: str | Path | Address) -> Address:
     if not isinstance(dsn, str):
         raise InvalidOptionError("the PostgreSQL address must be a text", got=type(dsn).__name__)
     try:
-        found = conninfo_to_dict(dsn)
+        info = conninfo_to_dict(dsn)
     except (psycopg.Error, UnicodeError):
         raise InvalidOptionError(_ASKED) from None  # the cause quotes the address
-    parts = {name: str(value) for name, value in found.items() if value is not None}
-    in_order = all(one.isdecimal() for one in parts.get("port", "").split(",") if one)
+    parts = {name: str(value) for name, value in info.items() if value is not None}
+    in_order = all(port.isdecimal() for port in parts.get("port", "").split(",") if port)
     if not in_order or _has_stray_at(dsn):
         raise InvalidOptionError(_ASKED)
     return Address(

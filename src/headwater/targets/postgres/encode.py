@@ -69,9 +69,11 @@ def encode(batches: Iterable[pa.RecordBatch], encoders: Sequence[Encoder]) -> It
         for start in range(0, whole.num_rows, CHUNK_ROWS):
             batch = whole.slice(start, CHUNK_ROWS)
             pieces: list[Any] = [count]
-            for name, column, one in zip(batch.schema.names, batch.columns, encoders, strict=True):
+            for name, column, encoder in zip(
+                batch.schema.names, batch.columns, encoders, strict=True
+            ):
                 try:
-                    pieces += one(column)
+                    pieces += encoder(column)
                 except (pa.ArrowInvalid, ValueError, OverflowError) as error:
                     raise PostgresTableError(
                         "a value does not fit its column", column=name, reason=error
@@ -263,8 +265,8 @@ def _booleans(values: pa.Array) -> Pieces:
 def _documents(values: pa.Array, *, mark: bytes = b"\x01") -> Pieces:
     """Write structures as JSON; the one kind of value that is made in Python."""
     texts = [
-        None if one is None else mark + json.dumps(one, default=_plain).encode()
-        for one in values.to_pylist()
+        None if value is None else mark + json.dumps(value, default=_plain).encode()
+        for value in values.to_pylist()
     ]
     return _ragged(pa.array(texts, pa.binary()))
 

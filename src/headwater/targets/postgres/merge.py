@@ -87,16 +87,18 @@ class PostgresMerger(Merger):
         others = kinds - {INSERT, TRANSIENT} or set(changes.steps) != changes.always
         if hot or layout.refers or others or shape.ambiguous:
             return changes
-        names = {one: f"key_{at}" for at, one in enumerate(shape.key)}
-        names |= {one: changes.operand(one, SET) for one in changes.steps}
-        sent = [_sent(changes, layout, changes.frame.schema.field(one)) for one in names.values()]
-        if any(one.cast for one in sent):
+        names = {name: f"key_{at}" for at, name in enumerate(shape.key)}
+        names |= {name: changes.operand(name, SET) for name in changes.steps}
+        sent = [_sent(changes, layout, changes.frame.schema.field(name)) for name in names.values()]
+        if any(column.cast for column in sent):
             return changes
         new = pc.equal(changes.frame["kind"], INSERT)
-        made = changes.frame if kinds == {INSERT} else changes.frame.filter(new)
-        rows = made.select(list(names.values())).rename_columns(list(names))
+        new_rows = changes.frame if kinds == {INSERT} else changes.frame.filter(new)
+        rows = new_rows.select(list(names.values())).rename_columns(list(names))
         pairs = zip(names, sent, strict=True)
-        transfer = Transfer(tuple(SentColumn(name, one.type, one.bare) for name, one in pairs))
+        transfer = Transfer(
+            tuple(SentColumn(name, column.type, column.bare) for name, column in pairs)
+        )
         with _fitting(changes):
             key = () if changes.sorted else shape.key
             copy_in(self._session, layout.name, transfer, rows, key)
@@ -105,7 +107,7 @@ class PostgresMerger(Merger):
 
     def _load(self, changes: TableChanges, layout: Layout, at: int, *, hot: bool) -> Loaded:
         """Copy changes into a temporary table."""
-        transfer = Transfer(tuple(_sent(changes, layout, one) for one in changes.frame.schema))
+        transfer = Transfer(tuple(_sent(changes, layout, field) for field in changes.frame.schema))
         with _fitting(changes):
             table = self._session.temporary.fill(transfer, changes.frame)
         if changes.frame.num_rows >= BULK:
@@ -115,11 +117,13 @@ class PostgresMerger(Merger):
             )
         key = changes.shape.key
         source = transfer.read(table)
-        same = Fragment(" AND ".join(f"now.{quote(one)} = s.key_{i}" for i, one in enumerate(key)))
+        same = Fragment(
+            " AND ".join(f"now.{quote(name)} = s.key_{i}" for i, name in enumerate(key))
+        )
         gaps: dict[str, Part] = {"source": source, "table": layout.name, "same": same}
         pairs = ", ".join(
-            f"{_key_text(f's.key_{i}', layout.columns[one].bare)} AS {quote(one)}"
-            for i, one in enumerate(key)
+            f"{_key_text(f's.key_{i}', layout.columns[name].bare)} AS {quote(name)}"
+            for i, name in enumerate(key)
         )
         return Loaded(
             changes,
@@ -139,9 +143,9 @@ class PostgresMerger(Merger):
     def _merge(self, loaded: Sequence[Loaded]) -> None:
         """Run one statement: each part that changes a table comes after the one before."""
         parts: list[str] = []
-        for at, one in enumerate(loaded):
+        for at, table in enumerate(loaded):
             after = ""
-            for name, statement in self.statements(one).items():
+            for name, statement in self.statements(table).items():
                 parts.append(f"{name}{at} AS ({statement}{after} RETURNING 1)")
                 after = compose(" AND (SELECT count(*) FROM {part}) >= 0", part=f"{name}{at}")
         if parts:
@@ -149,8 +153,8 @@ class PostgresMerger(Merger):
 
     @contextmanager
     def _coded(self, layouts: Sequence[Layout]) -> Iterator[None]:
-        """Give what the server refuses its code."""
-        primary = {one.primary for one in layouts}
+        """Raise an error with its code where the server refuses a change."""
+        primary = {layout.primary for layout in layouts}
         try:
             yield
         except psycopg.Error as error:

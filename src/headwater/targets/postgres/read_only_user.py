@@ -91,4 +91,4 @@ def _grants(
                 **parts,
             ),
         ]
-    return [str(one) for one in grants]
+    return [str(grant) for grant in grants]

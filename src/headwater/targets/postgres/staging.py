@@ -184,8 +184,8 @@ class Staging:
                 if publisher is not None:
                     publisher.end()
                 raise
-            counted = [one for one in receipts if one["rows"]]
-            attempts = [one["attempt"] for one in counted]
+            counted = [receipt for receipt in receipts if receipt["rows"]]
+            attempts = [receipt["attempt"] for receipt in counted]
             error, published = (None, set()) if publisher is None else publisher.finish(attempts)
             staged = _staged(relay.take(attempts), counted, receipts)
         self._staged.append(staged)
@@ -198,8 +198,8 @@ class Staging:
     def clear(self) -> None:
         """Delete what was staged for the batch that was committed, or given up."""
         staged, self._staged, self._next = self._staged, [], 0
-        for one in staged:
-            for file in one.files:
+        for frame in staged:
+            for file in frame.files:
                 file.close()
 
 
@@ -247,16 +247,16 @@ def _staged(
     files: list[IO[bytes]], counted: Sequence[dict[str, Any]], receipts: Sequence[dict[str, Any]]
 ) -> Staged:
     altered = Tally()
-    for one in receipts:
-        altered.add(Tally.load(one[_ALTERED]))
-    known = [one for one in counted if one["lowest"] is not None]
+    for receipt in receipts:
+        altered.add(Tally.load(receipt[_ALTERED]))
+    known = [receipt for receipt in counted if receipt["lowest"] is not None]
     return Staged(
         files,
-        sum(one["rows"] for one in counted),
+        sum(receipt["rows"] for receipt in counted),
         (
-            min((one["lowest"] for one in known), default=None),
-            max((one["highest"] for one in known), default=None),
-            sum(one["nulls"] for one in counted),
+            min((receipt["lowest"] for receipt in known), default=None),
+            max((receipt["highest"] for receipt in known), default=None),
+            sum(receipt["nulls"] for receipt in counted),
         ),
         altered,
     )

@@ -184,7 +184,7 @@ def in_key_order(rows: pa.Table, first: str) -> pa.Table:
 
 def key_faults(frame: pa.Table, key: list[str]) -> tuple[int, int]:
     """Return how many values of a frame's key are null, and how many rows repeat another's key."""
-    missing = sum(int(pc.sum(pc.is_null(frame.column(one))).as_py() or 0) for one in key)
+    missing = sum(int(pc.sum(pc.is_null(frame.column(column))).as_py() or 0) for column in key)
     try:
         distinct = frame.select(key).group_by(key).aggregate([]).num_rows
     except pa.ArrowNotImplementedError:

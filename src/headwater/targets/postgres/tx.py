@@ -176,7 +176,7 @@ def _coded(
 
 def refuse_transaction_control(sql: str, where: str = "inside on_data") -> None:
     """Refuse SQL that would begin or end a transaction; savepoints are free."""
-    statements = [[one.text for one in each] for each in STANDARD.statements(sql)]
+    statements = [[token.text for token in tokens] for tokens in STANDARD.statements(sql)]
     if any("ATOMIC" in words for words in statements):
         return  # the body of a function, whose END ends nothing else
     for words in statements:
@@ -188,4 +188,4 @@ def refuse_transaction_control(sql: str, where: str = "inside on_data") -> None:
 
 def may_change_tables(sql: str) -> bool:
     """Tell whether SQL may create or alter tables, so that what is known of them is stale."""
-    return any(one.text in _DDL for one in STANDARD.tokens(sql))
+    return any(token.text in _DDL for token in STANDARD.tokens(sql))

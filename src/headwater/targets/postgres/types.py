@@ -103,8 +103,8 @@ def find_nul(frame: pa.Table) -> str | None:
     """Return the first column with a text that PostgreSQL cannot store, for a better error."""
     for field in frame.schema:
         if field.type in (pa.string(), pa.large_string()):
-            found = pc.any(pc.match_substring(frame.column(field.name), "\0"), min_count=0)
-            if found.as_py():
+            has_nul = pc.any(pc.match_substring(frame.column(field.name), "\0"), min_count=0)
+            if has_nul.as_py():
                 return str(field.name)
     return None
 
@@ -119,7 +119,10 @@ def to_table(cursor: RawCursor[tuple[object, ...]]) -> pa.Table:
         kind, text = _arrow_type(column)
         values = [row[index] for row in rows]
         if text:
-            values = [one if one is None or isinstance(one, str) else _text(one) for one in values]
+            values = [
+                value if value is None or isinstance(value, str) else _text(value)
+                for value in values
+            ]
         columns.append(pa.array(values, kind))
     names = [column.name for column in cursor.description]
     return pa.Table.from_arrays(columns, names=names)
@@ -161,16 +164,16 @@ _CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097  # of the calendar, after which it begi
 
 def _far_days(text: str) -> tuple[int, int]:
     """Return days and microseconds since 1970 of a date or a time that Python has no object for."""
-    found = _FAR.fullmatch(text)
-    if found is None:
+    match = _FAR.fullmatch(text)
+    if match is None:
         raise psycopg.DataError(f"neither a date nor a time: {text[:40]!r}")
-    year, month, day = (int(one) for one in found.groups()[:3])
-    year = 1 - year if found[8] else year
+    year, month, day = (int(part) for part in match.groups()[:3])
+    year = 1 - year if match[8] else year
     cycles, year = divmod(year, _CYCLE_YEARS)
     begun = date(year + _CYCLE_YEARS, month, day).toordinal() - date(1970, 1, 1).toordinal()
     days = begun + (cycles - 1) * _CYCLE_DAYS
-    hour, minute, second = (int(one or 0) for one in found.groups()[3:6])
-    rest = round(float(found[7] or 0) * 1_000_000)
+    hour, minute, second = (int(part or 0) for part in match.groups()[3:6])
+    rest = round(float(match[7] or 0) * 1_000_000)
     return days, ((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + rest
 
 

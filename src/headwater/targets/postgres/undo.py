@@ -2,7 +2,7 @@
 
 PostgreSQL checks foreign keys at the end of a statement. So all tables are restored in one: no
 order of tables has to be found, and cycles and references of a table to itself need no care. Per
-row the oldest image above the cursor counts: a row that had come into being goes, any other becomes
+row the oldest image above the cursor counts: a row that was inserted is deleted, any other becomes
 what it was. Append-only tables lose their rows by block number.
 """
 
@@ -80,7 +80,7 @@ class PostgresUndoLog(UndoLog):
             "JOIN pg_namespace AS n ON n.oid = c.relnamespace "
             "WHERE NOT t.tgisinternal AND t.tgparentid = 0 AND t.tgenabled IN ('O', 'A') "
             "AND NOT starts_with(t.tgname, 'sqd_') AND c.oid = ANY($1::regclass[])",
-            [[name.quoted for one in layouts for name in one.relations]],
+            [[relation.quoted for layout in layouts for relation in layout.relations]],
         )
         again = []
         for schema, table, name, enabled in rows:
@@ -93,18 +93,20 @@ class PostgresUndoLog(UndoLog):
         return again
 
     def _restore_all(self, layouts: Sequence[Layout], number: int) -> None:
-        delicate = [one for one in layouts if one.unique and one.acted_upon]
+        delicate = [layout for layout in layouts if layout.unique and layout.acted_upon]
         if not delicate:
-            self._restore_at_once(layouts, number, {one.name for one in layouts if one.unique})
+            self._restore_at_once(
+                layouts, number, {layout.name for layout in layouts if layout.unique}
+            )
             return
-        replaced = {one.name for one in layouts if one.unique and not one.acted_upon}
+        replaced = {layout.name for layout in layouts if layout.unique and not layout.acted_upon}
         self._session.run("SAVEPOINT headwater_undo")
         try:
             self._restore_at_once(layouts, number, replaced)
         except (UniqueViolation, ExclusionViolation):
             self._session.run("ROLLBACK TO SAVEPOINT headwater_undo")
-            taken_off = [sql for one in delicate for sql in self._take_off(one)]
-            self._restore_at_once(layouts, number, replaced | {one.name for one in delicate})
+            taken_off = [sql for layout in delicate for sql in self._take_off(layout)]
+            self._restore_at_once(layouts, number, replaced | {layout.name for layout in delicate})
             self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
             for sql in taken_off:
                 self._session.run(sql)
@@ -156,7 +158,9 @@ class PostgresUndoLog(UndoLog):
 
     def _keyed(self, layout: Layout, index: int, *, replace: bool) -> list[str]:
         log, names = self.log(layout), layout.stored
-        rest = [one for one in names if one not in layout.key and not layout.columns[one].identity]
+        rest = [
+            name for name in names if name not in layout.key and not layout.columns[name].identity
+        ]
         what: dict[str, QualifiedName | Sequence[str] | str] = {
             "i": Fragment(str(index)),
             "table": layout.name,
@@ -166,7 +170,7 @@ class PostgresUndoLog(UndoLog):
             "values": columns(names, "old."),
             "operation": OPERATION,
             "same": equal(layout.key, "now", "old"),
-            "assign": Fragment(", ".join(f"{quote(one)} = old.{quote(one)}" for one in rest)),
+            "assign": Fragment(", ".join(f"{quote(name)} = old.{quote(name)}" for name in rest)),
             "goes": Fragment("true" if replace else f"old.{quote(OPERATION)} = 'INSERT'"),
             "lacks": Fragment("true" if replace else compose(
                 "NOT EXISTS (SELECT FROM {table} AS now WHERE {same})",
