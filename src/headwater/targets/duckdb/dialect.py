@@ -56,7 +56,7 @@ ERRORS = Errors(
 
 
 def _checked(declared: Table) -> Table:
-    types = {one: kind.upper().replace(" ", "") for one, kind in declared.types.items()}
+    types = {column: kind.upper().replace(" ", "") for column, kind in declared.types.items()}
     for column, kind in types.items():
         if kind != "VARCHAR" and not INTEGER_TYPES.fullmatch(kind):
             raise InvalidOptionError(
@@ -72,14 +72,14 @@ def _checked(declared: Table) -> Table:
 def read_layout(session: Session, name: QualifiedName) -> Layout | None:
     """Read a table or a view from DuckDB's own tables."""
     same = ("lower({name}) = $2", *name.folded)
-    found = _places(session, "table", *same) or _places(session, "view", *same)
-    if not found:
+    places = _places(session, "table", *same) or _places(session, "view", *same)
+    if not places:
         return None
-    ((place, text),) = found
+    ((place, text),) = places
     generated = _generated(session, place) if "GENERATED" in text else set()
     bound = _bound(session, place) if "PRIMARY KEY" in text or "UNIQUE" in text else []
     keys = [tuple(names) for kind, names in bound if kind == "PRIMARY KEY"]
-    held = {
+    columns = {
         column: Column(
             column,
             kind,
@@ -91,7 +91,7 @@ def read_layout(session: Session, name: QualifiedName) -> Layout | None:
         for column, kind, default in _columns(session, place)
     }
     key = keys[0] if keys else ()
-    return Layout(name, key, Undo.NONE, "", held, unique=len(bound) > len(keys))
+    return Layout(name, key, Undo.NONE, "", columns, unique=len(bound) > len(keys))
 
 
 def _make_schema(session: Session, name: str) -> None:
@@ -102,10 +102,10 @@ def _make_schema(session: Session, name: str) -> None:
 def _columns_of(session: Session, schema: str, prefix: str) -> list[tuple[str, str, str]]:
     """Return table, column and type of all tables whose name begins with a prefix."""
     wanted = ("starts_with({name}, $2)", schema.lower(), prefix)
-    found = sorted([*_places(session, "table", *wanted), *_places(session, "view", *wanted)])
+    places = sorted([*_places(session, "table", *wanted), *_places(session, "view", *wanted)])
     return [
         (place[-1], column, kind)
-        for place, _ in found
+        for place, _ in places
         for column, kind, _ in _columns(session, place)
     ]
 
@@ -119,8 +119,8 @@ def _read_images(
 ) -> Fragment:
     """Read JSON into a struct of texts, beside the row that is there now."""
     key = " AND ".join(
-        f"now.{quote(one)} = {from_text(f'kept.key.{quote(one)}', layout.columns[one].type)}"
-        for one in layout.key
+        f"now.{quote(name)} = {from_text(f'kept.key.{quote(name)}', layout.columns[name].type)}"
+        for name in layout.key
     )
     return compose(
         "(SELECT op, block_num, id, from_json(pk, {texts}) AS key, "
@@ -138,10 +138,10 @@ def _image_values(layout: Layout) -> Fragment:
     """Return the columns of a kept row; those that came since keep what they hold."""
     return Fragment(
         ", ".join(
-            f"CASE WHEN list_contains(kept.names, {literal(one)}) "
-            f"THEN {from_text(f'kept.old.{quote(one)}', layout.columns[one].type)} "
-            f"ELSE now.{quote(one)} END AS {quote(one)}"
-            for one in layout.stored
+            f"CASE WHEN list_contains(kept.names, {literal(name)}) "
+            f"THEN {from_text(f'kept.old.{quote(name)}', layout.columns[name].type)} "
+            f"ELSE now.{quote(name)} END AS {quote(name)}"
+            for name in layout.stored
         )
     )
 
@@ -255,7 +255,7 @@ def column_type(field: pa.Field) -> str:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return f"{column_type(kind.value_field)}[]"
     if pa.types.is_struct(kind) and kind.num_fields:
-        inner = ", ".join(f"{quote(one.name)} {column_type(one)}" for one in kind)
+        inner = ", ".join(f"{quote(child.name)} {column_type(child)}" for child in kind)
         return f"STRUCT({inner})"
     if pa.types.is_fixed_size_binary(kind):
         return "BLOB"
@@ -331,8 +331,8 @@ def _plain(kind: str) -> str:
 
 def _decimal(kind: str) -> tuple[int, int | None]:
     """Return the digits of a decimal, and how many are of a fraction; None: it is another type."""
-    found = _DECIMAL.fullmatch(kind)
-    return (int(found[1]), int(found[2])) if found else (0, None)
+    match = _DECIMAL.fullmatch(kind)
+    return (int(match[1]), int(match[2])) if match else (0, None)
 
 
 DUCKDB = Dialect(

@@ -74,7 +74,7 @@ class DuckDBMerger(Merger):
         self, rounds: Rounds, shapes: Collection[Shape], folded: pa.Table, floor: int
     ) -> Iterator[list[TableChanges]]:
         """Yield changes in as few rounds as the tables allow: each reads and rewrites much."""
-        lowest, highest = (one.as_py() for one in pc.min_max(folded["block_number"]).values())
+        lowest, highest = (number.as_py() for number in pc.min_max(folded["block_number"]).values())
         several = folded.num_rows and max(lowest, floor) < highest
         if several and are_independent(self._session, shapes):
             return rounds.by_key(folded)
@@ -90,8 +90,8 @@ class DuckDBMerger(Merger):
         captured = layout.stored if hot and layout.undo is not Undo.NONE else ()
         images = tuple(dict.fromkeys([*captured, *_built_on(changes)]))
         name, key = f"{_LOADED}_{at}", changes.shape.key
-        held = [f"now.{quote(one)} AS o{i}" for i, one in enumerate(images)]
-        same = " AND ".join(f"now.{quote(one)} = s.key_{i}" for i, one in enumerate(key))
+        current = [f"now.{quote(column)} AS o{i}" for i, column in enumerate(images)]
+        same = " AND ".join(f"now.{quote(column)} = s.key_{i}" for i, column in enumerate(key))
         with (
             self._session.frame(changes.frame) as view,
             _looked_up(self._session, changes, layout),
@@ -101,14 +101,16 @@ class DuckDBMerger(Merger):
                 "FROM (SELECT {values} FROM {view}) AS s LEFT JOIN {table} AS now ON {same} "
                 "ORDER BY here, s.place",
                 name=name,
-                found=Fragment(", ".join(["now.rowid AS here", *held])),
-                values=Fragment(", ".join(_typed(changes, one) for one in changes.frame.schema)),
+                found=Fragment(", ".join(["now.rowid AS here", *current])),
+                values=Fragment(
+                    ", ".join(_typed(changes, field) for field in changes.frame.schema)
+                ),
                 view=view,
                 table=layout.name,
                 same=Fragment(same),
             )
-        kinds = {one: column.type for one, column in layout.columns.items()}
-        row = [(one, f"s.o{images.index(one)}", kinds[one]) for one in captured]
+        kinds = {name: column.type for name, column in layout.columns.items()}
+        row = [(column, f"s.o{images.index(column)}", kinds[column]) for column in captured]
         return Loaded(
             changes,
             layout,
@@ -118,7 +120,7 @@ class DuckDBMerger(Merger):
             same=Fragment("now.rowid = s.here"),
             lacks=Fragment("s.here IS NULL"),
             key_json=as_json(
-                ((one, f"s.key_{i}", kinds[one]) for i, one in enumerate(key)), texts=True
+                ((column, f"s.key_{i}", kinds[column]) for i, column in enumerate(key)), texts=True
             ),
             row_json=as_json(row),
             images=images,
@@ -126,7 +128,7 @@ class DuckDBMerger(Merger):
 
     def _merge(self, loaded: Sequence[Loaded]) -> None:
         """Run deletions, children first, then changes, then new rows, parents first."""
-        statements = [self.statements(one) for one in loaded]
+        statements = [self.statements(table) for table in loaded]
         for name, parts in (
             ("gone", reversed(statements)),
             ("changed", statements),
@@ -135,8 +137,8 @@ class DuckDBMerger(Merger):
             for part in parts:
                 if name in part:
                     self._session.run(part[name])
-        for one in loaded:
-            self._session.run(f"DROP TABLE {one.source}")
+        for table in loaded:
+            self._session.run(f"DROP TABLE {table.source}")
 
     def _held(self, loaded: Loaded, name: str) -> str:
         column = loaded.changes.shape.columns[name]
@@ -151,7 +153,7 @@ class DuckDBMerger(Merger):
 
     @contextmanager
     def _coded(self, layouts: Sequence[Layout]) -> Iterator[None]:
-        """Give what DuckDB refuses its code."""
+        """Raise an error with its code where DuckDB refuses a change."""
         try:
             yield
         except (duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException) as error:
@@ -170,7 +172,7 @@ def are_independent(session: Session, shapes: Collection[Shape]) -> bool:
     values are unique beside the key, or refer to rows; and where two spellings may be one key, only
     the order of blocks tells rows apart.
     """
-    if any(one.ambiguous for one in shapes):
+    if any(shape.ambiguous for shape in shapes):
         return False
     bound = session.rows(
         "SELECT lower(schema_name), lower(table_name), constraint_type = 'FOREIGN KEY' "
@@ -179,7 +181,7 @@ def are_independent(session: Session, shapes: Collection[Shape]) -> bool:
         "SELECT lower(schema_name), lower(table_name), false FROM duckdb_indexes() "
         "WHERE database_name = current_database() AND is_unique AND NOT is_primary"
     )
-    mine = {DUCKDB.name(one.full_name).folded for one in shapes}
+    mine = {DUCKDB.name(shape.full_name).folded for shape in shapes}
     return not any(refers or (schema, table) in mine for schema, table, refers in bound)
 
 

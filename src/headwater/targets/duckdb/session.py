@@ -114,17 +114,17 @@ class Session:
         """Run a query and return a table; integers without bound come as decimal text."""
         sql = compose(sql, **parts) if parts else sql
         self._announce(sql)
-        found = self._cursor.sql(sql, params=list(params))
-        kinds = [str(kind) for kind in found.types]
+        relation = self._cursor.sql(sql, params=list(params))
+        kinds = [str(kind) for kind in relation.types]
         if "BIGNUM" in kinds:
-            names = map(quote, found.columns)
-            found = found.project(
+            names = map(quote, relation.columns)
+            relation = relation.project(
                 ", ".join(
                     f"#{index}::VARCHAR AS {name}" if kind == "BIGNUM" else f"#{index} AS {name}"
                     for index, (name, kind) in enumerate(zip(names, kinds, strict=True), 1)
                 )
             )
-        return found.to_arrow_table()
+        return relation.to_arrow_table()
 
     def identity(self) -> int:
         """Return which transaction this is."""
@@ -133,17 +133,20 @@ class Session:
 
     def statements(self, sql: str) -> list[tuple[str, str]]:
         """Split SQL into statements: the name of the kind, and the text."""
-        return [(one.type.name, one.query) for one in self._cursor.extract_statements(sql)]
+        return [
+            (statement.type.name, statement.query)
+            for statement in self._cursor.extract_statements(sql)
+        ]
 
     @contextmanager
     def frame(self, rows: pa.Table) -> Iterator[str]:
         """Let statements see an Arrow table under the name that is yielded; nothing is copied."""
         name = f"__headwater_frame_{next(_NUMBERS)}"
-        held = _Rows(rows)
-        self._cursor.register(name, held)
+        source = _Rows(rows)
+        self._cursor.register(name, source)
         yield name
         self._cursor.unregister(name)  # after an error the rollback does it
-        held.rows = None
+        source.rows = None
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -239,11 +242,11 @@ class _Rows:
 
 @contextmanager
 def _room(path: str) -> Iterator[None]:
-    """Give a full disk its code."""
+    """Raise an error with its code where the disk is full."""
     try:
         yield
     except duckdb.Error as error:
-        if not any(one in str(error) for one in _FULL):
+        if not any(text in str(error) for text in _FULL):
             raise
         reason = str(error).splitlines()[0]
         raise DuckDBDiskFullError("no room is left", path=path, reason=reason) from error

@@ -70,7 +70,7 @@ class Tx(BaseTx):
         """
         self._remember()
         statements = self.session.statements(sql)
-        named = [TableName.parse(one) for one in tables]
+        named = [TableName.parse(table) for table in tables]
         ddl = False
         for kind, text in statements:
             self._refuse_statement(kind, text, named)
@@ -163,7 +163,7 @@ class Tx(BaseTx):
     def _counted(self, rows: Source) -> Source:
         """Count rows without a key, and those whose key another row has."""
         key = rows.layout.key
-        missing = " OR ".join(f"{quote(one)} IS NULL" for one in key)
+        missing = " OR ".join(f"{quote(column)} IS NULL" for column in key)
         total, distinct, without = self.session.rows(
             "SELECT count(*), count(DISTINCT ({key})), count(*) FILTER (WHERE {missing}) "
             "FROM {source} AS new",
@@ -174,7 +174,7 @@ class Tx(BaseTx):
         return replace(rows, without=without, twice=total - distinct)
 
     def _capture(self, rows: Source, columns: Sequence[str], operation: str) -> None:
-        """Keep the rows that a statement is about to change, and that others come."""
+        """Keep the rows that a statement is about to change, and note those that it adds."""
         layout, block = rows.layout, self._hot_block(rows.layout)
         if block is None:
             return
@@ -210,7 +210,7 @@ class Tx(BaseTx):
                 continue
             declared = self.store.catalog.declared(name)
             free = declared.untracked or not self._scope.hot
-            if not free and name.folded not in {one.folded for one in named}:
+            if not free and name.folded not in {table.folded for table in named}:
                 raise UntraceableWriteError(
                     "SQL changes a tracked table while a fork may still undo the block",
                     table=name,
@@ -270,8 +270,8 @@ def _refused_keys(layout: Layout) -> Iterator[None]:
 def changed_tables(sql: str) -> list[QualifiedName]:
     """Return the tables that one statement writes, alters or drops, in the order of mention."""
     tokens = STANDARD.tokens(sql)
-    words = [one.text for one in tokens]
-    found: list[QualifiedName] = []
+    words = [token.text for token in tokens]
+    tables: list[QualifiedName] = []
     for index, word in enumerate(words):
         start = _target(words, index, word)
         if start is not None:
@@ -280,8 +280,8 @@ def changed_tables(sql: str) -> list[QualifiedName]:
                 raise UntraceableWriteError(
                     "cannot tell which table this changes", sql=shortened(sql)
                 )
-            found.append(name)
-    return found
+            tables.append(name)
+    return tables
 
 
 def _target(tokens: Sequence[str], index: int, word: str) -> int | None:

@@ -54,13 +54,17 @@ class DuckDBUndoLog(UndoLog):
         if layout.undo is Undo.KEYLESS:
             gone = "(FROM {before} EXCEPT ALL FROM {table}) AS old"
             came = "(FROM {table} EXCEPT ALL FROM {before}) AS old"
-            found = [("DELETE", gone), ("INSERT", came)]
+            differences = [("DELETE", gone), ("INSERT", came)]
         else:
             gone = "(FROM {before} EXCEPT FROM {table}) AS old WHERE "
             there = "EXISTS (FROM {table} AS now WHERE {same})"
             came = "{table} AS old WHERE NOT EXISTS (FROM {before} AS now WHERE {same})"
-            found = [("UPDATE", gone + there), ("DELETE", f"{gone}NOT {there}"), ("INSERT", came)]
-        for operation, template in found:
+            differences = [
+                ("UPDATE", gone + there),
+                ("DELETE", f"{gone}NOT {there}"),
+                ("INSERT", came),
+            ]
+        for operation, template in differences:
             rows = compose(
                 template, before=before, table=layout.name, same=equal(layout.key, "old", "now")
             )
@@ -68,8 +72,8 @@ class DuckDBUndoLog(UndoLog):
 
     def _capture_rows(self, loaded: Loaded) -> None:
         """Keep the rows that a merge meets, and the keys of those that it makes."""
-        layout, block, found = loaded.layout, loaded.changes.newest, loaded.found
-        met = ", ".join(f"s.o{at} AS {quote(one)}" for at, one in enumerate(loaded.images))
+        layout, block, joined = loaded.layout, loaded.changes.newest, loaded.found
+        met = ", ".join(f"s.o{at} AS {quote(name)}" for at, name in enumerate(loaded.images))
         self.changed(
             layout,
             block,
@@ -77,15 +81,15 @@ class DuckDBUndoLog(UndoLog):
             compose(
                 "(SELECT {met} FROM {found} WHERE {here}) AS old",
                 met=Fragment(met),
-                found=found,
+                found=joined,
                 here=loaded.here,
             ),
         )
-        new = ", ".join(f"s.key_{at} AS {quote(one)}" for at, one in enumerate(layout.key))
+        new = ", ".join(f"s.key_{at} AS {quote(name)}" for at, name in enumerate(layout.key))
         rows = compose(
             "(SELECT {new} FROM {found} WHERE {lacks}) AS new",
             new=Fragment(new),
-            found=found,
+            found=joined,
             lacks=loaded.lacks,
         )
         self._keep(layout, block, "INSERT", layout.key, rows, "new.")
@@ -119,7 +123,7 @@ class DuckDBUndoLog(UndoLog):
         log = layout.name.snapshots
         if log.folded in self._ready:
             return log
-        parts = [f"{quote(one)} {layout.columns[one].type}" for one in layout.stored]
+        parts = [f"{quote(name)} {layout.columns[name].type}" for name in layout.stored]
         parts += [f"{OPERATION} VARCHAR NOT NULL", f"{BLOCK} BIGINT NOT NULL"]
         parts += [f"{STREAM} VARCHAR NOT NULL"]
         if layout.undo is Undo.KEYED:
@@ -128,9 +132,11 @@ class DuckDBUndoLog(UndoLog):
             "CREATE TABLE IF NOT EXISTS {log} ({parts})", log=log, parts=Fragment(", ".join(parts))
         )
         kept = self._dialect.read_table(self._session, log)
-        held = {} if kept is None else {one.lower(): each for one, each in kept.columns.items()}
+        stored = (
+            {} if kept is None else {name.lower(): column for name, column in kept.columns.items()}
+        )
         for name in layout.stored:
-            kind, old = layout.columns[name].type, held.get(name.lower())
+            kind, old = layout.columns[name].type, stored.get(name.lower())
             if old is None:
                 self._session.run(
                     "ALTER TABLE {log} ADD COLUMN {name} {kind}",
@@ -160,9 +166,9 @@ class DuckDBUndoLog(UndoLog):
         Rows that came go first, those of children before those of their parents.
         """
         known = [
-            one
-            for one in layouts
-            if one.undo is Undo.APPEND_ONLY or self._exists(self.log(one).name(one))
+            layout
+            for layout in layouts
+            if layout.undo is Undo.APPEND_ONLY or self._exists(self.log(layout).name(layout))
         ]
         images = [f"{_IMAGES}_{at}" for at in range(len(known))]
         for layout, image in zip(known, images, strict=True):
