@@ -216,17 +216,17 @@ def _fields(fields: Sequence[str] | Mapping[str, FieldSpec]) -> dict[str, FieldS
 
 
 def _spec(name: str, spec: FieldSpec) -> FieldOperation:
-    found = spec if isinstance(spec, FieldOperation) else None
+    operation = spec if isinstance(spec, FieldOperation) else None
     if isinstance(spec, str) and spec in FIELD_OPERATIONS:
-        found = FieldOperation(spec, name)  # type: ignore[arg-type]  # just checked
-    if found is None or not isinstance(found.value, str):
+        operation = FieldOperation(spec, name)  # type: ignore[arg-type]  # just checked
+    if operation is None or not isinstance(operation.value, str):
         raise ChangeFormError(
             "a field is an operation, or an operation of a column's name",
             column=name,
             got=repr(spec),
             known=", ".join(FIELD_OPERATIONS),
         )
-    return found
+    return operation
 
 
 def _column(source: pa.Table, name: str) -> pa.Array:

@@ -52,11 +52,13 @@ from headwater.errors import DatabaseChangesError, UnsetOperationError
 
 FieldNumbering = Literal["released", "draft"]
 
-_OPERATIONS = {one.wire: at for at, one in enumerate(ROW_OPERATIONS) if one.wire is not None}
+_OPERATIONS = {
+    operation.wire: at for at, operation in enumerate(ROW_OPERATIONS) if operation.wire is not None
+}
 _CODES = np.array([_OPERATIONS.get(wire, -1) for wire in range(max(_OPERATIONS) + 1)])
 _FIELD_OPERATIONS: dict[str, dict[int, str]] = {
-    "released": {number: one.name for one in FIELD_CHANGES for number in one.released},
-    "draft": {number: one.name for one in FIELD_CHANGES for number in one.draft},
+    "released": {number: change.name for change in FIELD_CHANGES for number in change.released},
+    "draft": {number: change.name for change in FIELD_CHANGES for number in change.draft},
 }
 _CHANGE = {"table": 1, "pk": 2, "ordinal": 3, "operation": 4, "fields": 5, "composite_pk": 6}
 _FIELD = {"name": 1, "value": 2, "update_op": 4}
@@ -77,13 +79,13 @@ def read_database_changes(
         DatabaseChangesError: bytes are no DatabaseChanges message.
         UnsetOperationError: a change has no operation, or an unknown one.
     """
-    given = list(messages)
-    reader = _Reader([block for block, _ in given], Messages.of(data for _, data in given))
+    pairs = list(messages)
+    reader = _Reader([block for block, _ in pairs], Messages.of(data for _, data in pairs))
     names = _FIELD_OPERATIONS[numbering] if isinstance(numbering, str) else dict(numbering)
     try:
         return reader.read(names, tables)
     except MalformedMessage as error:
-        block = reader.blocks[min(reader.top.index_of(error.at), len(given) - 1)]
+        block = reader.blocks[min(reader.top.index_of(error.at), len(pairs) - 1)]
         raise DatabaseChangesError(str(error), block=block) from error
 
 
@@ -102,10 +104,10 @@ class _Reader:
         self.ordinals = np.arange(len(top)) - np.repeat(starts, self.counts)
         changes = top.within(self.top)
         rows = len(changes)
-        found = scan(changes, _CHANGE.values())
+        scanned = scan(changes, _CHANGE.values())
         kinds = {"ordinal": VARINT, "operation": VARINT}
         parts = {
-            name: _typed(found[number], kinds.get(name, BYTES), name)
+            name: _typed(scanned[number], kinds.get(name, BYTES), name)
             for name, number in _CHANGE.items()
         }
         table = spread(_texts(changes, parts["table"]), parts["table"].last().rows, rows, "")
@@ -120,8 +122,8 @@ class _Reader:
         """Return which change this is, for an error."""
         return {"block": int(self.block_of[row]), "change": int(self.ordinals[row])}
 
-    def _operations(self, found: Found, table: pa.Array) -> pa.Array:
-        last = found.last()
+    def _operations(self, operations: Found, table: pa.Array) -> pa.Array:
+        last = operations.last()
         codes = scattered(last.values, last.rows, len(table))
         known = np.isin(codes, np.array(list(_OPERATIONS), np.uint64))
         if not known.all():
@@ -150,16 +152,16 @@ class _Reader:
             counts = single.counts(rows)
             names = pa.repeat(pa.scalar(ANONYMOUS), len(single))
             return lists_of(counts, [names, texts(changes, single)], KEY_TYPE)
-        places = [scattered(one.starts + 1, one.rows, rows) for one in (single, composite)]
+        places = [scattered(part.starts + 1, part.rows, rows) for part in (single, composite)]
         single = single.take((places[0] > places[1])[single.rows])
         composite = composite.take((places[1] > places[0])[composite.rows])
         maps = composite.within(changes)
         entries = _typed(scan(maps, (1,))[1], BYTES, "keys")
         pairs = entries.within(maps)
-        found = scan(pairs, (1, 2))
+        scanned = scan(pairs, (1, 2))
         names, values = (
             spread(_texts(pairs, part), part.last().rows, len(pairs), "")
-            for part in (_typed(found[1], BYTES, "key"), _typed(found[2], BYTES, "value"))
+            for part in (_typed(scanned[1], BYTES, "key"), _typed(scanned[2], BYTES, "value"))
         )
         if pc.any(pc.equal(names, ""), min_count=0).as_py():
             row = int(composite.rows[entries.rows[pc.index(names, "").as_py()]])
@@ -178,12 +180,12 @@ class _Reader:
     def _fields(
         self,
         changes: Messages,
-        found: Found,
+        entries: Found,
         table: pa.Array,
         operations: Mapping[int, str],
         tables: Sequence[TableSchema],
     ) -> pa.Array:
-        fields, size = found.within(changes), len(found)
+        fields, size = entries.within(changes), len(entries)
         parts = scan(fields, _FIELD.values())
         name, value = (
             spread(_texts(fields, part), part.last().rows, size, "")
@@ -192,7 +194,7 @@ class _Reader:
         last = _typed(parts[4], VARINT, "update_op").last()
         codes = scattered(last.values, last.rows, size)
         if pc.any(pc.equal(name, ""), min_count=0).as_py():
-            row = int(found.rows[pc.index(name, "").as_py()])
+            row = int(entries.rows[pc.index(name, "").as_py()])
             raise DatabaseChangesError("a field has no name", **self.where(row))
         known = np.array(sorted(operations), np.uint64)
         odd = ~np.isin(codes, known)
@@ -202,12 +204,12 @@ class _Reader:
                 "a field has no known operation",
                 column=name[at].as_py(),
                 operation=int(codes[at]),
-                **self.where(int(found.rows[at])),
+                **self.where(int(entries.rows[at])),
             )
-        spelt = pa.array([operations[one] for one in known.tolist()], pa.string())
+        spelt = pa.array([operations[number] for number in known.tolist()], pa.string())
         operation = spelt.take(pa.array(np.searchsorted(known, codes)))
-        value = self._with_nulls(found.rows, table, name, value, operation, tables)
-        return lists_of(found.counts(len(changes)), [name, value, operation], FIELDS_TYPE)
+        value = self._with_nulls(entries.rows, table, name, value, operation, tables)
+        return lists_of(entries.counts(len(changes)), [name, value, operation], FIELDS_TYPE)
 
     def _with_nulls(
         self,
@@ -232,29 +234,29 @@ class _Reader:
                 column=name[at].as_py(),
                 **self.where(int(rows[at])),
             )
-        declared = {one.name: one.columns for one in tables}
+        declared = {table.name: table.columns for table in tables}
         table_codes, table_names = codes_of(table.take(pa.array(rows[places])))
         name_codes, names = codes_of(name.take(pa.array(places)))
         pairs = combine(table_codes, name_codes)
         null: Mask = np.zeros(len(value), np.bool_)
-        for one in np.unique(pairs, return_index=True)[1].tolist():
-            columns: Any = declared.get(table_names[int(table_codes[one])].as_py(), {})
-            if columns.get(names[int(name_codes[one])].as_py(), "text") != "text":
-                null[places[pairs == pairs[one]]] = True
+        for first in np.unique(pairs, return_index=True)[1].tolist():
+            columns: Any = declared.get(table_names[int(table_codes[first])].as_py(), {})
+            if columns.get(names[int(name_codes[first])].as_py(), "text") != "text":
+                null[places[pairs == pairs[first]]] = True
         return pc.if_else(pa.array(null), pa.scalar(None, pa.string()), value)
 
 
-def _typed(found: Found, wire: int, what: str) -> Found:
-    if not found.only(wire):
+def _typed(part: Found, wire: int, what: str) -> Found:
+    if not part.only(wire):
         raise MalformedMessage(
             f"field {what} has the wrong wire type",
-            int(found.starts[np.flatnonzero(found.wires != wire)[0]]) - 1,
+            int(part.starts[np.flatnonzero(part.wires != wire)[0]]) - 1,
         )
-    return found
+    return part
 
 
-def _texts(messages: Messages, found: Found) -> pa.Array:
-    return texts(messages, found.last())
+def _texts(messages: Messages, part: Found) -> pa.Array:
+    return texts(messages, part.last())
 
 
 def _last_by_name(rows: Codes, names: pa.Array) -> Codes:

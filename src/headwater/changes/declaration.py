@@ -89,7 +89,7 @@ def check(changes: Any, tables: Sequence[TableSchema]) -> pa.Table:
         ChangeNumberError: a number is needed, and a value or a column's type is none.
     """
     table = conform(changes)
-    declared = {one.name: one for one in tables}
+    declared = {table.name: table for table in tables}
     codes, names = codes_of(column(table, "table"))
     schemas = [_find(declared, name) for name in names.to_pylist()]
     keys = _check_keys(column(table, "pk"), codes, schemas)
@@ -213,11 +213,11 @@ def _check_repeated(entries: pa.Array, rows: Codes, keys: pa.Array, which: Any) 
     """Refuse fields that would change the key; modules that repeat it are common."""
     owners = keys.take(pa.array(rows[which])).to_pylist()
     for entry, key in zip(entries.filter(pa.array(which)).to_pylist(), owners, strict=True):
-        held = {part["name"]: part["value"] for part in key}
-        if entry["operation"] != "set" or held[entry["name"]] != entry["value"]:
+        key_values = {part["name"]: part["value"] for part in key}
+        if entry["operation"] != "set" or key_values[entry["name"]] != entry["value"]:
             raise ChangeKeyError(
                 "a field would change the key",
                 column=entry["name"],
-                key=held[entry["name"]],
+                key=key_values[entry["name"]],
                 got=entry["value"],
             )

@@ -159,7 +159,7 @@ def _refuse_duplicates(table: pa.Table, rows: Codes, codes: Codes, starts: Codes
     twice = rows[(codes == INSERT) & (previous != DELETE)]
     if len(twice):
         change = table.slice(int(twice.min()), 1).to_pylist()[0]
-        key = ", ".join(f"{one['name'] or 'key'}={one['value']}" for one in change["pk"])
+        key = ", ".join(f"{part['name'] or 'key'}={part['value']}" for part in change["pk"])
         raise DuplicateInsertError(
             "a row is inserted while it is there",
             table=change["table"],
@@ -212,7 +212,7 @@ def _named(names: tuple[str, ...], codes: Codes) -> pa.Array:
 def _fold_mixed(table: pa.Table, groups: _Groups, mixed: Mask) -> pa.Table:
     """Fold the changes of the groups that are truly mixed, each on its own."""
     rows = np.flatnonzero(mixed[groups.of_row])
-    changes: dict[int, list[dict[str, Any]]] = {int(one): [] for one in np.flatnonzero(mixed)}
+    changes: dict[int, list[dict[str, Any]]] = {int(group): [] for group in np.flatnonzero(mixed)}
     taken = table.take(pa.array(rows)).to_pylist()
     for group, change in zip(groups.of_row[rows].tolist(), taken, strict=True):
         changes[group].append(change)
@@ -385,7 +385,7 @@ class Chain:
         if self.fixed:
             return Chain(True, _applied([(operation, value)], self.first))
         begun = self.first is not None or any(
-            one is not None for one in (self.added, self.lowest, self.highest)
+            number is not None for number in (self.added, self.lowest, self.highest)
         )
         if operation == "set_if_null":
             return self if begun else Chain(False, value)
@@ -412,8 +412,8 @@ class Chain:
         return steps if is_implied else [*fill, *steps]
 
     def _compute(self, operation: str, number: Decimal, first: str | None) -> Chain:
-        def joined(held: Decimal | None, *, begins: bool) -> Decimal | None:
-            return (number if begins else None) if held is None else join(held, number)
+        def joined(earlier: Decimal | None, *, begins: bool) -> Decimal | None:
+            return (number if begins else None) if earlier is None else join(earlier, number)
 
         join = REDUCTIONS[FIELD_OPERATIONS.index(operation)].exact
         added, low, high = self.added, self.lowest, self.highest
@@ -424,19 +424,21 @@ class Chain:
         return Chain(False, first, added, low, joined(high, begins=operation == "min"))
 
 
-def _applied(steps: Iterable[Step], held: str | None) -> str | None:
-    """Return what a column that held `held` holds after some operations.
+def _applied(steps: Iterable[Step], current: str | None) -> str | None:
+    """Return what a column that held `current` holds after some operations.
 
     Raises:
         ChangeNumberError: a number is needed and one of the two is none.
     """
     for operation, value in steps:
-        if operation == "set" or (operation == "set_if_null" and held is None):
-            held = value
+        if operation == "set" or (operation == "set_if_null" and current is None):
+            current = value
         elif operation != "set_if_null" and value is not None:
             join, number = REDUCTIONS[FIELD_OPERATIONS.index(operation)].exact, parse_number(value)
-            held = format_number(number if held is None else join(parse_number(held), number))
-    return held
+            current = format_number(
+                number if current is None else join(parse_number(current), number)
+            )
+    return current
 
 
 Chains = dict[str, Chain]

@@ -23,11 +23,11 @@ FieldOperationName = Literal["set", "add", "sub", "min", "max", "set_if_null"]
 
 
 class RowOperation(NamedTuple):
-    """What happens to a row; its place in `ROW_OPERATIONS` is its code.
+    """An operation on a row; its place in `ROW_OPERATIONS` is its code.
 
-    `letter` is how statements call it, `wire` its number in a DatabaseChanges message; what only
-    folding makes has none. A row that is there is removed if it `deletes`, and changed if it
-    `changes`. A row is made if it `makes` one, in any case or where none is there.
+    `letter` is how statements call it, `wire` its number in a DatabaseChanges message; operations
+    that only folding makes have none. A row that is there is removed if it `deletes`, and changed
+    if it `changes`. A row is made if it `makes` one, in any case or where none is there.
     """
 
     name: str
@@ -49,12 +49,12 @@ ROW_OPERATIONS = (
 NEW_ONLY = RowOperation("absent", "A", makes="absent")
 """How a merge calls the half of an upsert that does something else to a new row."""
 INSERT, UPDATE, UPSERT, DELETE, REPLACE, TRANSIENT = range(len(ROW_OPERATIONS))
-OPERATIONS = tuple(one.name for one in ROW_OPERATIONS if one.wire is not None)
-FOLDED_OPERATIONS = tuple(one.name for one in ROW_OPERATIONS)
+OPERATIONS = tuple(operation.name for operation in ROW_OPERATIONS if operation.wire is not None)
+FOLDED_OPERATIONS = tuple(operation.name for operation in ROW_OPERATIONS)
 
 
 class FieldChange(NamedTuple):
-    """What happens to a column; its place in `FIELD_CHANGES` is its code.
+    """An operation on a column; its place in `FIELD_CHANGES` is its code.
 
     `released` and `draft` are its numbers in a DatabaseChanges message, by the version. `sql` is
     the column afterwards, where it holds `held` and `value` is given. Null: adding to null gives
@@ -78,8 +78,8 @@ FIELD_CHANGES = (
     FieldChange("set_if_null", released=(5,), draft=(4,), sql="COALESCE({held}, {value})"),
 )
 SET, ADD, SUB, MIN, MAX, SET_IF_NULL = range(len(FIELD_CHANGES))
-FIELD_OPERATIONS = tuple(one.name for one in FIELD_CHANGES)
-NUMERIC = frozenset(one.name for one in FIELD_CHANGES if one.numeric)
+FIELD_OPERATIONS = tuple(change.name for change in FIELD_CHANGES)
+NUMERIC = frozenset(change.name for change in FIELD_CHANGES if change.numeric)
 
 ANONYMOUS = ""
 """The name of a key column that only the table's declaration knows."""
@@ -188,9 +188,9 @@ def _to_arrow(frame: Any) -> pa.Table:
 
 
 def _check_known(names: pa.Array, known: Sequence[str], what: str) -> None:
-    found = pc.is_in(names, value_set=pa.array(known))
-    if not pc.all(found, min_count=0).as_py():
-        odd = names.filter(pc.invert(found))[0].as_py()
+    is_known = pc.is_in(names, value_set=pa.array(known))
+    if not pc.all(is_known, min_count=0).as_py():
+        odd = names.filter(pc.invert(is_known))[0].as_py()
         raise ChangeFormError(f"unknown {what}", got=repr(odd), known=", ".join(known))
 
 

@@ -157,7 +157,7 @@ def reduce_numbers(values: pa.Array, begins: Codes, ends: Codes, kind: int) -> p
         mine = chosen[groups]
         result.append((np.flatnonzero(chosen), reducer(texts.filter(pa.array(mine)),
                                                        groups[mine], kind)))  # fmt: skip
-    order = np.argsort(np.concatenate([one for one, _ in result]), kind="stable")
+    order = np.argsort(np.concatenate([places for places, _ in result]), kind="stable")
     return pa.concat_arrays([texts for _, texts in result]).take(pa.array(order))
 
 

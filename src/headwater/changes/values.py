@@ -63,9 +63,9 @@ def text_column(column: pa.ChunkedArray | pa.Array, name: str) -> pa.Array:
         return _without_exponents(array)
     if pa.types.is_timestamp(kind):
         array = array.cast(pa.timestamp("us", kind.tz))
-        return pa.array([text_of(one) for one in array.to_pylist()], pa.string())
+        return pa.array([text_of(value) for value in array.to_pylist()], pa.string())
     if kind in (pa.binary(), pa.large_binary()) or pa.types.is_fixed_size_binary(kind):
-        return pa.array([text_of(one) for one in array.to_pylist()], pa.string())
+        return pa.array([text_of(value) for value in array.to_pylist()], pa.string())
     raise ChangeFormError("a column of this type has no exact text", column=name, type=kind)
 
 
@@ -82,7 +82,7 @@ def _without_exponents(array: pa.Array) -> pa.Array:
     odd = pc.fill_null(pc.match_substring(text, "E"), False)
     if not pc.any(odd).as_py():
         return text
-    plain = [text_of(one) for one in array.filter(odd).to_pylist()]
+    plain = [text_of(value) for value in array.filter(odd).to_pylist()]
     return pc.replace_with_mask(text, odd, pa.array(plain, pa.string()))
 
 
