@@ -67,7 +67,7 @@ def setup_logging(
     handler.setFormatter(JsonFormatter() if json_lines else logging.Formatter(_STANDARD))
     handler.set_name("headwater")
     logger = logging.getLogger("headwater")
-    for one in [one for one in logger.handlers if one.get_name() == "headwater"]:
+    for one in [handler for handler in logger.handlers if handler.get_name() == "headwater"]:
         logger.removeHandler(one)
     logger.addHandler(handler)
     logger.setLevel(level)

@@ -128,8 +128,8 @@ class Host(Protocol[Data]):
         self, state: PipeState, last_valid: BlockCursor
     ) -> tuple[ForkResolution, PipeState] | None:
         """Return where an undo signal goes back to; None if nothing is to be undone."""
-        found = resolve_undo(state, last_valid)
-        return None if found is None else (found, state.rewind(found.safe_cursor))
+        resolution = resolve_undo(state, last_valid)
+        return None if resolution is None else (resolution, state.rewind(resolution.safe_cursor))
 
     def after_rollback(self, state: PipeState) -> None:
         """Roll back what user code keeps. Called once the target stands at this state again."""
@@ -302,14 +302,14 @@ class Pipeline(Generic[Data]):
         if self._waiting:
             stale = patient and is_stale(self._ahead, previous_blocks)
             return self._wait() if stale else self._discard()
-        found, safe = self._host.resolve_fork(self._state, previous_blocks, patient=patient)
-        if found.rule is ForkRule.WAIT:
+        resolution, safe = self._host.resolve_fork(self._state, previous_blocks, patient=patient)
+        if resolution.rule is ForkRule.WAIT:
             return self._wait()
-        lower = descend(self._state, found, self._descents)
-        if lower != found:
-            found, safe = lower, self._state.rewind(lower.safe_cursor)
-        self._descents += found.rule is ForkRule.DESCEND
-        return self._roll_back(safe, found)
+        lower = descend(self._state, resolution, self._descents)
+        if lower != resolution:
+            resolution, safe = lower, self._state.rewind(lower.safe_cursor)
+        self._descents += resolution.rule is ForkRule.DESCEND
+        return self._roll_back(safe, resolution)
 
     def _undo(self, last_valid: BlockCursor) -> Iterator[Event]:
         """Undo what lies above a block that the source names; what is not held changes nothing.
@@ -319,11 +319,11 @@ class Pipeline(Generic[Data]):
         """
         if last_valid.number > self._ahead.number or last_valid == self._ahead.cursor:
             return
-        found = self._host.resolve_undo(self._state, last_valid)
+        resolution = self._host.resolve_undo(self._state, last_valid)
         if self._waiting:
             yield self._discard()
-        if found is not None:
-            yield self._roll_back(found[1], found[0])
+        if resolution is not None:
+            yield self._roll_back(resolution[1], resolution[0])
 
     def _roll_back(self, safe: PipeState, found: ForkResolution) -> Event:
         """Undo what was committed above a state: the target first, then user code."""

@@ -99,7 +99,7 @@ class Interrupt:
         self._say = say or self._say
         heard, told = socket.socketpair()
         told.setblocking(False)
-        before: dict[int, Any] = {one: signal.signal(one, self._handle) for one in SIGNALS}
+        before: dict[int, Any] = {number: signal.signal(number, self._handle) for number in SIGNALS}
         fd = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
         listener = Thread(target=self._listen, args=(heard,), name="headwater-signals", daemon=True)
         listener.start()

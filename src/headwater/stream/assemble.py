@@ -172,16 +172,16 @@ class Assembler:
             yield from map(self, batches)
             return
         decoded: Iterable[Decoded] = self._decoder.decode_all(batches)
-        made: Sequence[Frames] | None = None
+        together: Sequence[Frames] | None = None
         if self._transforms.may_share:
             tables = decoded = list(decoded)
-            made = self._transforms.together([one.tables for one in tables])
+            together = self._transforms.together([output.tables for output in tables])
         for place, (batch, one) in enumerate(zip(batches, decoded, strict=True)):
             ctx = self._context(batch, _head_info(batch, one))
-            if made is None:
+            if together is None:
                 data = self._transforms(frames(one.tables, self._session), ctx)
             else:
-                data = made[place]
+                data = together[place]
             yield batch.with_data(Delivery(data, ctx))
 
     def _session(self) -> SparkSession:
@@ -193,7 +193,7 @@ class Assembler:
         head = replace(batch.head, finalized=self._watermark.cursor)
         last = self._last(head, current)
         ranges, info = self._decoder.ranges, replace(info, missing=self._decoder.missing(batch))
-        initial = min((one.from_block for one in ranges), default=0)
+        initial = min((block_range.from_block for block_range in ranges), default=0)
         progress = self.progress.reached(initial, current.number, last)
         state = StreamState(initial, last, current, ranges, batch.rollback_chain)
         asked = self._decoder.asked(current.number)
@@ -248,7 +248,9 @@ class Plan:
     @property
     def initial(self) -> int:
         """The first block that any output wants."""
-        return min(one.from_block for ranges in self.ranges.values() for one in ranges)
+        return min(
+            block_range.from_block for ranges in self.ranges.values() for block_range in ranges
+        )
 
     def query_at(self, number: int) -> Query:
         """Return what is asked for a block."""

@@ -153,12 +153,12 @@ class JournalTarget:
         """Write the rows of blocks, behind a retraction that waits."""
         headers = tuple(header for batch in batches for header in batch.headers)
         data = (batch.data for batch in batches)
-        lines = tuple(line for one in data if not isinstance(one, Span) for line in one)
+        lines = tuple(line for answer in data if not isinstance(answer, Span) for line in answer)
         shift = self._at.shift
         rows = InsertRows(self._row_maker, shift, final_number(state))
-        made = list(rows.rows(Blocks(headers, lines, batches[-1].head), Receipt(0)))
-        self._rows.append(pa.Table.from_batches(made, rows.schema))
-        self._changes.extend(Change(one.number + shift, one.cursor, 1) for one in headers)
+        decoded = list(rows.rows(Blocks(headers, lines, batches[-1].head), Receipt(0)))
+        self._rows.append(pa.Table.from_batches(decoded, rows.schema))
+        self._changes.extend(Change(header.number + shift, header.cursor, 1) for header in headers)
         self._at = self._at.extended(headers[-1], ReadFrom.JOURNAL, state)
         self.flush()
 
@@ -261,8 +261,8 @@ class Follower(Host[Raw]):
         ahead = replace(
             at, version=at.shift + latest.number, number=latest.number, hash=latest.hash
         )
-        held = {} if self._journal is None else self._journal.size()
-        return {**ahead.to_json(), "lag": max(0, latest.number - at.number), **held}
+        journal = {} if self._journal is None else self._journal.size()
+        return {**ahead.to_json(), "lag": max(0, latest.number - at.number), **journal}
 
     def close(self) -> None:
         """Release the portal and the journal."""
@@ -294,11 +294,11 @@ class Follower(Host[Raw]):
             raise OffsetFormatError("offsets do not belong together", start=start, end=end)
         blocks = BlockRange(start.number + 1, end.number)
         measured = self._target.measured.get(end, ())
-        if sum(map(block_count, (one.blocks for one in measured))) != block_count(blocks):
+        if sum(map(block_count, (piece.blocks for piece in measured))) != block_count(blocks):
             measured = ()
         return [
-            FinalPart(Part(index, one), start.shift, end.finalized)
-            for index, one in enumerate(self._upstream.cut(blocks, measured))
+            FinalPart(Part(index, piece), start.shift, end.finalized)
+            for index, piece in enumerate(self._upstream.cut(blocks, measured))
         ]
 
     # --- the loop ---------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class Follower(Host[Raw]):
         first = told.first  # forks go below the present block
         if first is None:  # a checkpoint without it
             first = (self._began or told).number + 1
-        ends = [one for one in (self._to_block, self._goal) if one is not None]
+        ends = [end for end in (self._to_block, self._goal) if end is not None]
         last = min(ends) if ends else None
         return self._upstream.open(first, last, final=self._journal is None)
 

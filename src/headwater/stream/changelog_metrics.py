@@ -49,15 +49,17 @@ class ChangelogMetrics(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's
         """Take the figures of the sources that are changelogs."""
         progress = event.progress
-        found = [
+        sources = [
             (end, latest)
             for source in progress.sources
             if (end := _offset(source.endOffset)) and (latest := _offset(source.latestOffset))
         ]
         query = progress.name or str(progress.id)
-        names = [query] if len(found) == 1 else [f"{query}/{one}" for one in range(len(found))]
+        names = (
+            [query] if len(sources) == 1 else [f"{query}/{place}" for place in range(len(sources))]
+        )
         self._names[str(progress.id)] = names
-        for name, (end, latest) in zip(names, found, strict=True):
+        for name, (end, latest) in zip(names, sources, strict=True):
             self._set(name, end, latest)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's
@@ -86,8 +88,10 @@ class ChangelogMetrics(StreamingQueryListener):
 def _offset(text: str | None) -> dict[str, Any] | None:
     """Return an offset of a changelog; None for that of another source."""
     try:
-        found = json.loads(text or "null")
+        figures = json.loads(text or "null")
     except ValueError:
         return None
-    is_ours = isinstance(found, dict) and {"version", "number", "finalized", "forks"} <= set(found)
-    return found if is_ours else None
+    is_ours = isinstance(figures, dict) and {"version", "number", "finalized", "forks"} <= set(
+        figures
+    )
+    return figures if is_ours else None

@@ -80,12 +80,12 @@ class Config:
         marks = {name: f"@{version}" for name, version in (versions or {}).items()}
         return cls(
             {
-                name: _fingerprint(one) + _since_mark(one) + marks.get(name, "")
-                for name, one in outputs.items()
+                name: _fingerprint(output) + _since_mark(output) + marks.get(name, "")
+                for name, output in outputs.items()
             },
             rows={name: _rows_fingerprint(output) for name, output in outputs.items()},
             columns={
-                name: {one.name: str(one.type) for one in known_columns(output.schema)}
+                name: {field.name: str(field.type) for field in known_columns(output.schema)}
                 for name, output in outputs.items()
             },
         )
@@ -141,8 +141,8 @@ class Config:
 
     def counts_from(self, before: Config) -> dict[str, str]:
         """Return what was and is `since`, of outputs that differ in it."""
-        found = {name: (before.since(name), self.since(name)) for name in self._in_both(before)}
-        return {name: f"{was} -> {now}" for name, (was, now) in found.items() if was != now}
+        sinces = {name: (before.since(name), self.since(name)) for name in self._in_both(before)}
+        return {name: f"{was} -> {now}" for name, (was, now) in sinces.items() if was != now}
 
     def _in_both(self, before: Config) -> list[str]:
         return [name for name in self.outputs if name in before.outputs]
@@ -150,12 +150,12 @@ class Config:
     def differences(self, before: Config) -> dict[str, str]:
         """Return the names of outputs that are not as before, by what became of them."""
         was, now = before.outputs, self.outputs
-        found = {
+        changed = {
             "changed": [name for name in self._in_both(before) if now[name] != was[name]],
             "added": [name for name in now if name not in was],
             "removed": [name for name in was if name not in now],
         }
-        return {what: ", ".join(sorted(names)) for what, names in found.items() if names}
+        return {what: ", ".join(sorted(names)) for what, names in changed.items() if names}
 
 
 def check_choice(name: str, given: object, known: Sequence[str]) -> Any:
@@ -189,9 +189,9 @@ def compare_config(
 
 def _stored(target: Target[Delivery], state: PipeState) -> Iterator[tuple[StoredConfig, PipeState]]:
     """Yield where each target keeps the definition, and how far it is."""
-    for one, reached in branches(target, state):
-        if one.capabilities.config is not None:
-            yield one.capabilities.config.stored_config(), reached
+    for branch, reached in branches(target, state):
+        if branch.capabilities.config is not None:
+            yield branch.capabilities.config.stored_config(), reached
 
 
 def _compare_config(
@@ -300,7 +300,7 @@ def _fingerprint(output: Output) -> str:
     """Hash what an output asks for and how it reads the answer; nothing of where and how fast."""
     columns = [[field.name, str(field.type)] for field in known_columns(output.schema)]
     scopes = [scope_of(part) for part in parts_of(output)]
-    children = _one_or_all([None if one is None else one.factory.key for one in scopes])
+    children = _one_or_all([None if scope is None else scope.factory.key for scope in scopes])
     on_error = _one_or_all([said_of(getattr(part, "on_error", None)) for part in parts_of(output)])
     parts = [output.query.query_hash, columns, on_error, children]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -309,7 +309,7 @@ def _fingerprint(output: Output) -> str:
 def _since_mark(output: Output) -> str:
     """Return from where on rows of children count; nothing where that is behind the log."""
     scopes = [scope_of(part) for part in parts_of(output)]
-    begins = [since for one in scopes if one is not None for since in _sinces(one.factory)]
+    begins = [since for scope in scopes if scope is not None for since in _sinces(scope.factory)]
     return "/" + ",".join(begins) if set(begins) - {"log"} else ""
 
 
@@ -325,10 +325,13 @@ def _rows_fingerprint(output: Output) -> str:
     """
     query = output.query
     conditions = sorted(
-        json.dumps([one.family, one.canonical().conditions]) for one in query.filters
+        json.dumps([row_filter.family, row_filter.canonical().conditions])
+        for row_filter in query.filters
     )
     scopes = [scope_of(part) for part in parts_of(output)]
-    children = [None if one is None else one.factory.counting_from("log").key for one in scopes]
+    children = [
+        None if scope is None else scope.factory.counting_from("log").key for scope in scopes
+    ]
     on_error = [said_of(getattr(part, "on_error", None)) for part in parts_of(output)]
     parts = [query.network.type, query.include_all_blocks, conditions, on_error, children]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]

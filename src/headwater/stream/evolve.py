@@ -94,7 +94,9 @@ def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> E
     if gone:
         raise EvolveError("outputs were removed", removed=", ".join(gone))
     changed = [
-        one for one in now.outputs if stored.outputs.get(one, now.outputs[one]) != now.outputs[one]
+        name
+        for name in now.outputs
+        if stored.outputs.get(name, now.outputs[name]) != now.outputs[name]
     ]
     for name in changed:
         if name not in stored.columns:
@@ -103,8 +105,8 @@ def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> E
                 "which cannot tell how",
                 output=name,
             )
-        held, wanted = stored.columns[name].items(), now.columns[name].items()
-        same_columns = len(held) == len(wanted)
+        stored_columns, wanted = stored.columns[name].items(), now.columns[name].items()
+        same_columns = len(stored_columns) == len(wanted)
         same_version = stored.version(name) == now.version(name)
         is_same = same_columns and same_version and stored.since(name) == now.since(name)
         if stored.rows.get(name) != now.rows[name]:
@@ -113,15 +115,15 @@ def plan_evolution(before: Config, now: Config, renamed: Mapping[str, str]) -> E
                 "contracts or another filter of it is not what it was",
                 output=name,
             )
-        if not held <= wanted:
+        if not stored_columns <= wanted:
             raise EvolveError(
                 "an output has lost columns, or their types have changed",
                 output=name,
-                columns_gone=", ".join(sorted(dict(held - wanted))),
+                columns_gone=", ".join(sorted(dict(stored_columns - wanted))),
             )
         if is_same:
             raise EvolveError("an output is read in another way than before", output=name)
-    added = [one for one in now.outputs if one not in stored.outputs]
+    added = [name for name in now.outputs if name not in stored.outputs]
     return Evolution(moved, tuple(added), tuple(changed))
 
 
@@ -150,8 +152,8 @@ def evolve(stream: PortalStream, target: Target[Delivery], filler: PortalRun) ->
     Raises:
         EvolveError: the definition differs in another way, or the target cannot do it.
     """
-    found = [_planned(stream, one, filler) for one, _ in branches(target, PipeState())]
-    for work in found:
+    plans = [_planned(stream, branch, filler) for branch, _ in branches(target, PipeState())]
+    for work in plans:
         if work is not None:
             work.run()
 
@@ -198,9 +200,9 @@ class _Evolving:
 
     def rename(self, renamed: Mapping[str, str]) -> None:
         """Give outputs their new names, in the target and in what is stored of them."""
-        held = self._held()
-        begun = replace(held, renaming=renamed)
-        self.history.rename_outputs(renamed, begun.dump(), rename(held, renamed).dump())
+        stored = self._held()
+        begun = replace(stored, renaming=renamed)
+        self.history.rename_outputs(renamed, begun.dump(), rename(stored, renamed).dump())
         shown = " ".join(f"{old}={new}" for new, old in renamed.items())
         logger.warning("config.renamed id=%s %s", self.stream.id, shown)
 
@@ -208,13 +210,13 @@ class _Evolving:
         """Fill outputs up to the high-water mark, and store that they are as defined now."""
         if not names:
             return
-        held = self._held()
+        stored = self._held()
         wanted = {name: self.now.outputs[name] for name in names}
-        if held.filling is not None and held.filling.outputs != wanted:
+        if stored.filling is not None and stored.filling.outputs != wanted:
             raise EvolveError(
                 "another backfill has begun; finish it first, with the outputs it was begun for",
-                begun=", ".join(sorted(held.filling.outputs)),
-                filled_to=held.filling.cursor,
+                begun=", ".join(sorted(stored.filling.outputs)),
+                filled_to=stored.filling.cursor,
                 wanted=", ".join(sorted(wanted)),
             )
         final = self._final(state)
@@ -231,21 +233,21 @@ class _Evolving:
             self._check_transforms(ranges)
             tables: Sequence[str] = ()
             if not replaces:
-                known = None if held.filling is None else held.filling.tables
+                known = None if stored.filling is None else stored.filling.tables
                 tables = self.history.begin_fill(list(ranges), known)
-            if held.filling is None:
+            if stored.filling is None:
                 must_end = replaces and not self.history.is_atomic
                 begun = Filling(wanted, must_end=must_end, tables=tuple(tables))
-                held = replace(held, filling=begun)
-                self.stored.write(held.dump())
+                stored = replace(stored, filling=begun)
+                self.stored.write(stored.dump())
             if state.cursor != final:
                 self.target.roll_back(state.rewind(final))
-            self._read(ranges, held, final, replaces=replaces, emptied=emptied)
+            self._read(ranges, stored, final, replaces=replaces, emptied=emptied)
         done = Config(
-            {**held.outputs, **wanted},
-            held.firsts,
-            {**held.rows, **{name: self.now.rows[name] for name in wanted}},
-            {**held.columns, **{name: self.now.columns[name] for name in wanted}},
+            {**stored.outputs, **wanted},
+            stored.firsts,
+            {**stored.rows, **{name: self.now.rows[name] for name in wanted}},
+            {**stored.columns, **{name: self.now.columns[name] for name in wanted}},
         )
         self.stored.write(done.dump())
         logger.warning("config.evolved id=%s outputs=%s", self.stream.id, ",".join(sorted(wanted)))
@@ -266,14 +268,14 @@ class _Evolving:
         """
         stream, shown = self.stream, ", ".join(sorted(ranges))
         others = {
-            name: one.schema.empty_table()
-            for name, one in stream.outputs.items()
+            name: output.schema.empty_table()
+            for name, output in stream.outputs.items()
             if name not in ranges
         }
         run: Run
         filled = replace(
             stream,
-            outputs={name: one for name, one in stream.outputs.items() if name in ranges},
+            outputs={name: output for name, output in stream.outputs.items() if name in ranges},
             steps=(_beside(others, lambda: run.session), *stream.steps) if stream.steps else (),
             extensions=(),
             on_config_change="ignore",
@@ -283,7 +285,7 @@ class _Evolving:
             self.target,
             self.history,
             held,
-            merge_ranges(one for several in ranges.values() for one in several),
+            merge_ranges(block_range for several in ranges.values() for block_range in several),
             others={} if stream.steps else frames(others, lambda: run.session),
             outputs=set(ranges),
             replaces=replaces,
@@ -305,7 +307,7 @@ class _Evolving:
             raise EvolveError(
                 "no finalized block is known, so there is no place to fill up to", at=state.cursor
             )
-        return min(state.finalized, state.cursor, key=lambda one: one.number)
+        return min(state.finalized, state.cursor, key=lambda cursor: cursor.number)
 
     def _check_transforms(self, names: Collection[str]) -> None:
         if any(step.has_hooks for step in self.stream.steps):
@@ -385,7 +387,7 @@ class _Filled:
         """Return the blocks of a batch: those behind the one before, in the range it belongs to."""
         if self.emptied:  # rows stay
             return BlockRange(last + 1, last + 1)
-        own = next(one for one in self.ranges if last in one)
+        own = next(block_range for block_range in self.ranges if last in block_range)
         return BlockRange(max(own.from_block, before + 1), last)
 
     def _chosen(self, delivery: Delivery) -> Delivery:

@@ -85,7 +85,7 @@ class Extensions:
         keeps = target.capabilities.side_tables
         if keeps is not None:
             self._extensions = (*self._extensions, *optional)
-        tables = {table.name: table for one in self._extensions for table in one.tables}
+        tables = {table.name: table for extension in self._extensions for table in extension.tables}
         if not tables:
             return
         if keeps is None:
@@ -100,41 +100,45 @@ class Extensions:
     def start(self, state: PipeState) -> None:
         """Start all of them."""
         if self._target is not None:
-            for one in self._extensions:
-                one.start(self._target, state)
+            for extension in self._extensions:
+                extension.start(self._target, state)
 
     def add_rows(self, batch: Batch[Delivery]) -> Batch[Delivery]:
         """Return a batch with the rows that the extensions add to it."""
         side: dict[str, pa.Table] = {}
-        for one in self._extensions:
-            side.update(one.rows(batch))
+        for extension in self._extensions:
+            side.update(extension.rows(batch))
         return batch.with_data(replace(batch.data, side=side)) if side else batch
 
     def advanced(self, state: PipeState) -> None:
         """Tell all of them that a state was committed."""
-        for one in self._extensions:
-            one.advanced(state)
+        for extension in self._extensions:
+            extension.advanced(state)
 
     def outboxes(self, state: PipeState) -> list[Depth]:
         """Return how much the outboxes hold."""
-        return [one.depth(state) for one in self._extensions if isinstance(one, Outbox)]
+        return [
+            extension.depth(state)
+            for extension in self._extensions
+            if isinstance(extension, Outbox)
+        ]
 
     def rolled_back(self, state: PipeState) -> None:
         """Tell all of them that a fork was undone."""
-        for one in self._extensions:
-            one.rolled_back(state)
+        for extension in self._extensions:
+            extension.rolled_back(state)
 
     def finish(self, state: PipeState) -> None:
         """Let all of them end their work."""
-        for one in self._extensions:
-            one.finish(state)
+        for extension in self._extensions:
+            extension.finish(state)
 
     def stop(self) -> None:
         """Stop all of them, the last first, also if one fails."""
         extensions, self._extensions = self._extensions, ()
         with ExitStack() as stack:
-            for one in extensions:
-                stack.callback(one.stop)
+            for extension in extensions:
+                stack.callback(extension.stop)
 
 
 # --- blocks that a stream had to leave out --------------------------------------------------------
@@ -196,13 +200,13 @@ class MissingBlocks(Extension):
 
     def before(self, last: int) -> tuple[BlockRange, ...]:
         """Return what is left out before the batch that ends with this block; of each run, once."""
-        found = self._due(last)
-        untold = tuple(one for one in found if (one.to_block or 0) > self._told)
+        due = self._due(last)
+        untold = tuple(gap for gap in due if (gap.to_block or 0) > self._told)
         self._told = max(self._told, last)
         return untold
 
     def _due(self, last: int) -> tuple[BlockRange, ...]:
-        return tuple(one for one in self._waiting if (one.to_block or 0) < last)
+        return tuple(gap for gap in self._waiting if (gap.to_block or 0) < last)
 
     @property
     def tables(self) -> Sequence[SideTable]:
@@ -218,14 +222,14 @@ class MissingBlocks(Extension):
 
     def rows(self, batch: Batch[Delivery]) -> Mapping[str, pa.Table]:
         """Return the blocks that were left out before this batch."""
-        found = self._due(batch.headers[-1].number)
-        if not found:
+        due = self._due(batch.headers[-1].number)
+        if not due:
             return {}
-        self._waiting = tuple(one for one in self._waiting if one not in found)
-        self._stored = merge_ranges((*self._stored, *found))
-        parts = [part for one in found for part in _cut(one, self._cursors)]
-        columns = [[one.to_block for one in parts], [one.from_block for one in parts]]
-        arrays = [pa.array(one, pa.int64()) for one in columns]
+        self._waiting = tuple(gap for gap in self._waiting if gap not in due)
+        self._stored = merge_ranges((*self._stored, *due))
+        parts = [part for gap in due for part in _cut(gap, self._cursors)]
+        columns = [[part.to_block for part in parts], [part.from_block for part in parts]]
+        arrays = [pa.array(numbers, pa.int64()) for numbers in columns]
         return {MISSING.name: pa.table(arrays, schema=MISSING.columns)}
 
     def advanced(self, state: PipeState) -> None:
@@ -235,7 +239,7 @@ class MissingBlocks(Extension):
     def rolled_back(self, state: PipeState) -> None:
         """Forget what lies above the cursor: the next reading misses it again, or finds it."""
         self._waiting, self._told = (), state.number
-        self._stored = tuple(one for one in self._stored if (one.to_block or 0) <= state.number)
+        self._stored = tuple(gap for gap in self._stored if (gap.to_block or 0) <= state.number)
         self._show()
 
     def _show(self) -> None:
@@ -244,9 +248,9 @@ class MissingBlocks(Extension):
 
 def _cut(blocks: BlockRange, cursors: Sequence[int]) -> list[BlockRange]:
     """Cut blocks behind the cursors of targets: one that is ahead takes what it misses itself."""
-    starts = [blocks.from_block, *(one + 1 for one in cursors if one + 1 in blocks)]
+    starts = [blocks.from_block, *(number + 1 for number in cursors if number + 1 in blocks)]
     starts = sorted(set(starts))
-    ends = [*(one - 1 for one in starts[1:]), blocks.to_block]
+    ends = [*(start - 1 for start in starts[1:]), blocks.to_block]
     return [BlockRange(first, last) for first, last in zip(starts, ends, strict=True)]
 
 

@@ -74,15 +74,19 @@ class Factories(Extension):
         before a stream's first block is read apart, if it is final; a stream that begins with hot
         blocks begins with the first of them, because only what it reads itself is rolled back.
         """
-        resolved = {one.key: self._client.resolve_range(one.start) for one in self._factories}
-        starts = {key: one.from_block for key, one in resolved.items()}
+        resolved = {
+            factory.key: self._client.resolve_range(factory.start) for factory in self._factories
+        }
+        starts = {key: block_range.from_block for key, block_range in resolved.items()}
         self._index = FactoryIndex(self._factories, starts)
         self._index.load(self._stored)
         self._stored = CHILDREN.columns.empty_table()
         self._scan = replace(self._scan, index=self._index)
-        ends = [one.to_block for one in ranges]
-        self._end = None if None in ends else max(one for one in ends if one is not None)
-        self._first = 0 if cursor is not None else min(one.from_block for one in ranges)
+        ends = [block_range.to_block for block_range in ranges]
+        self._end = None if None in ends else max(end for end in ends if end is not None)
+        self._first = (
+            0 if cursor is not None else min(block_range.from_block for block_range in ranges)
+        )
         if min(starts.values()) < self._first:
             self._first = min(self._first, self._final() + 1)
         return [
@@ -136,7 +140,7 @@ class Factories(Extension):
             )
         last = batch.headers[-1].cursor
         wanted: list[tuple[Output, Sequence[BlockRange]]]
-        wanted = [(one, ranges[name]) for name, one in outputs.items()]
+        wanted = [(output, ranges[name]) for name, output in outputs.items()]
         asked = last.number >= self._first  # else a fork went back behind all that is asked for
         if asked:
             wanted += self._index.wanted(BlockRange(self._first, last.number))
@@ -144,8 +148,8 @@ class Factories(Extension):
         if asked:
             self._index.observe(entities, last.number)
         self._cursor = last
-        found = decode_entities(self._index.bind(outputs, last.number), entities, ranges)
-        return replace(found, skipped={**found.skipped, **self._index.take_skipped()})
+        creations = decode_entities(self._index.bind(outputs, last.number), entities, ranges)
+        return replace(creations, skipped={**creations.skipped, **self._index.take_skipped()})
 
     def prepare_span(
         self, outputs: Mapping[str, Output], batch: Batch[Raw], ranges: Ranges, query: Query
@@ -163,7 +167,11 @@ class Factories(Extension):
         self._cursor = last
         bound = self._index.bind(outputs, last.number)
         first = batch.data.block_range.from_block
-        asking = [bound[name] for name in bound if any(first in one for one in ranges[name])]
+        asking = [
+            bound[name]
+            for name in bound
+            if any(first in block_range for block_range in ranges[name])
+        ]
         if not asking:
             return bound, query.headers_only()
         return bound, query_children(asking, last.number)
@@ -240,11 +248,11 @@ class FactoryScan:
                     lines += answer.lines if isinstance(answer, Blocks) else ()
                 self._add(missing, lines, to_block)
                 continue
-            ranges = {key: (one,) for key, (_, one) in missing.items()}
+            ranges = {key: (block_range,) for key, (_, block_range) in missing.items()}
             outputs: dict[str, Output] = {key: output for key, (output, _) in missing.items()}
             query = query_children(outputs.values(), to_block)
-            for key, found in self.read_span(outputs, ranges, query, blocks):
-                self.index.add(key, found, to_block)
+            for key, creations in self.read_span(outputs, ranges, query, blocks):
+                self.index.add(key, creations, to_block)
 
     def read_to(self, cursor: BlockCursor, final: int) -> bool:
         """Learn all creations up to a cursor that may be hot; False if it is not on the chain."""
@@ -262,7 +270,7 @@ class FactoryScan:
 
     def _first(self, missing: Missing, to_block: int) -> int:
         """Return the first block to read, behind what the portal does not have any more."""
-        first = min(one.from_block for _, one in missing.values())
+        first = min(block_range.from_block for _, block_range in missing.values())
         if self.leave_out is None:
             return first  # what is missing is refused when it is read
         oldest = self.client.oldest_block()
@@ -271,11 +279,13 @@ class FactoryScan:
         return max(first, oldest)
 
     def _add(self, missing: Missing, lines: list[bytes], to_block: int) -> None:
-        entities = read_outputs([(output, [one]) for output, one in missing.values()], lines)
+        entities = read_outputs(
+            [(output, [block_range]) for output, block_range in missing.values()], lines
+        )
         for key, (output, block_range) in missing.items():
-            found = output.decode(entities, [block_range])
-            self.index.skip({key: found.skipped})
-            self.index.add(key, found.table, to_block)
+            creations = output.decode(entities, [block_range])
+            self.index.skip({key: creations.skipped})
+            self.index.add(key, creations.table, to_block)
 
     def _lines_up_to(self, cursor: BlockCursor, query: Query, first: int) -> list[bytes] | None:
         """Return the blocks up to a cursor, if they end in it."""

@@ -67,17 +67,17 @@ class FactoryIndex:
     """The children of all factories of a stream; `starts` are the first blocks, by key."""
 
     def __init__(self, factories: Sequence[Factory], starts: Mapping[str, int]) -> None:
-        self._known = {one.key: _Known(one, starts[one.key]) for one in factories}
+        self._known = {factory.key: _Known(factory, starts[factory.key]) for factory in factories}
         self._skipped: Counter[str] = Counter()
 
     def load(self, rows: pa.Table) -> None:
         """Take over what a target has stored, up to the last mark. Called once per run."""
-        for one in self._known.values():
-            found, one.marked = from_rows(one.factory, rows)
-            behind = pc.field("block_number") > one.marked
-            one.children = one.factory.none().add(found.filter(~behind))
-            one.complete, one.taken = max(one.complete, one.marked), one.marked
-            one.stored = set(_pairs(found.filter(behind)))
+        for known in self._known.values():
+            children, known.marked = from_rows(known.factory, rows)
+            behind = pc.field("block_number") > known.marked
+            known.children = known.factory.none().add(children.filter(~behind))
+            known.complete, known.taken = max(known.complete, known.marked), known.marked
+            known.stored = set(_pairs(children.filter(behind)))
 
     # --- finding ----------------------------------------------------------------------------------
 
@@ -88,30 +88,33 @@ class FactoryIndex:
         and ask again.
         """
         lacking = [
-            (one, block_range)
-            for one in self._known.values()
-            if (block_range := one.missing(to_block)) is not None
+            (known, block_range)
+            for known in self._known.values()
+            if (block_range := known.missing(to_block)) is not None
         ]
-        depth = min((one.factory.depth for one, _ in lacking), default=0)
+        depth = min((known.factory.depth for known, _ in lacking), default=0)
         return {
-            one.factory.key: (self._creations(one), block_range)
-            for one, block_range in lacking
-            if one.factory.depth == depth
+            known.factory.key: (self._creations(known), block_range)
+            for known, block_range in lacking
+            if known.factory.depth == depth
         }
 
     def wanted(self, blocks: BlockRange) -> list[tuple[CreationsOutput, list[BlockRange]]]:
         """Return the outputs that find children, with what they want of some blocks."""
         return [
-            (self._creations(one), [BlockRange(max(one.start, blocks.from_block), blocks.to_block)])
-            for one in self._known.values()
-            if blocks.to_block is None or one.start <= blocks.to_block
+            (
+                self._creations(known),
+                [BlockRange(max(known.start, blocks.from_block), blocks.to_block)],
+            )
+            for known in self._known.values()
+            if blocks.to_block is None or known.start <= blocks.to_block
         ]
 
     def add(self, key: str, found: pa.Table, to_block: int) -> None:
         """Add the creations that were read, which are all up to a block."""
-        one = self._known[key]
-        one.children = one.children.add(found)
-        one.complete = max(one.complete, to_block)
+        known = self._known[key]
+        known.children = known.children.add(found)
+        known.complete = max(known.complete, to_block)
 
     def skip(self, counts: Mapping[str, int]) -> None:
         """Count creations that could not be decoded and were left out, by the factory's key."""
@@ -120,21 +123,21 @@ class FactoryIndex:
 
     def take_skipped(self) -> dict[str, int]:
         """Return what was left out since the last call; nothing is left out in most streams."""
-        found, self._skipped = dict(+self._skipped), Counter()
-        return found
+        skipped, self._skipped = dict(+self._skipped), Counter()
+        return skipped
 
     def observe(self, entities: Entities, to_block: int) -> None:
         """Find the creations among the items of a batch's blocks, which follow what is known."""
-        for key, one in self._known.items():
-            missing = one.missing(to_block)
+        for key, known in self._known.items():
+            missing = known.missing(to_block)
             if missing is not None:
-                found = self._creations(one).decode(entities, [missing])
-                self.skip({key: found.skipped})
-                self.add(key, found.table, to_block)
+                creations = self._creations(known).decode(entities, [missing])
+                self.skip({key: creations.skipped})
+                self.add(key, creations.table, to_block)
 
     def bind(self, outputs: Mapping[str, Output], to_block: int) -> dict[str, Output]:
         """Return the outputs with the children that exist up to a block."""
-        return {name: self._bind(one, to_block) for name, one in outputs.items()}
+        return {name: self._bind(output, to_block) for name, output in outputs.items()}
 
     # --- in step with the target ------------------------------------------------------------------
 
@@ -144,27 +147,27 @@ class FactoryIndex:
         A batch that is discarded is rolled back first, so its rows are taken again.
         """
         tables = [CHILDREN.columns.empty_table()]
-        for one in self._known.values():
-            known = min(to_block, one.complete)
-            found = one.children.found(one.taken + 1, known)
-            if one.stored:
-                fresh = [place not in one.stored for place in _pairs(found)]
-                found, one.stored = found.filter(pa.array(fresh, pa.bool_())), set()
-            tables.append(to_rows(one.factory, found))
-            if known >= one.start and (one.marked < 0 or known - one.marked >= MARK_EVERY):
-                tables.append(mark(one.factory, known))
-                one.marked = known
-            one.taken = max(one.taken, known)
+        for entry in self._known.values():
+            known = min(to_block, entry.complete)
+            children = entry.children.found(entry.taken + 1, known)
+            if entry.stored:
+                fresh = [place not in entry.stored for place in _pairs(children)]
+                children, entry.stored = children.filter(pa.array(fresh, pa.bool_())), set()
+            tables.append(to_rows(entry.factory, children))
+            if known >= entry.start and (entry.marked < 0 or known - entry.marked >= MARK_EVERY):
+                tables.append(mark(entry.factory, known))
+                entry.marked = known
+            entry.taken = max(entry.taken, known)
         return pa.concat_tables(tables)
 
     def roll_back(self, to_block: int) -> None:
         """Forget what was created above a block."""
-        for one in self._known.values():
-            one.children = one.children.up_to(to_block)
-            one.complete = min(one.complete, to_block)
-            one.taken = min(one.taken, to_block)
-            one.marked = one.marked if one.marked <= to_block else -1
-            one.stored = {place for place in one.stored if place[0] <= to_block}
+        for known in self._known.values():
+            known.children = known.children.up_to(to_block)
+            known.complete = min(known.complete, to_block)
+            known.taken = min(known.taken, to_block)
+            known.marked = known.marked if known.marked <= to_block else -1
+            known.stored = {place for place in known.stored if place[0] <= to_block}
 
     def _creations(self, one: _Known) -> CreationsOutput:
         output = creations_of(one.factory)
@@ -175,7 +178,7 @@ class FactoryIndex:
 
     def _bind(self, output: _Output, to_block: int) -> _Output:
         if isinstance(output, UnionOutput):
-            return replace(output, parts=tuple(self._bind(one, to_block) for one in output.parts))
+            return replace(output, parts=tuple(self._bind(part, to_block) for part in output.parts))
         scope = scope_of(output)
         if scope is None:
             return output
@@ -191,14 +194,14 @@ def _pairs(found: pa.Table) -> list[tuple[int, int]]:
 
 def factories_of(outputs: Iterable[Output]) -> list[Factory]:
     """Return the factories that outputs name, each once, those above others first."""
-    found: dict[str, Factory] = {}
+    factories: dict[str, Factory] = {}
     for part in (part for output in outputs for part in parts_of(output)):
         scope = scope_of(part)
         factory = None if scope is None else scope.factory
         while factory is not None:
-            found[factory.key] = factory
+            factories[factory.key] = factory
             factory = factory.parent
-    return sorted(found.values(), key=lambda one: one.depth)
+    return sorted(factories.values(), key=lambda factory: factory.depth)
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -242,7 +245,9 @@ def to_rows(factory: Factory, found: pa.Table) -> pa.Table:
 def mark(factory: Factory, block: int) -> pa.Table:
     """Return the row that says: all creations up to this block are stored. No log has its key."""
     row = [block, ~_first_ordinal(factory), factory.key, "", -1, -1, None]
-    columns = [pa.array([one], kind) for one, kind in zip(row, CHILDREN.columns.types, strict=True)]
+    columns = [
+        pa.array([value], kind) for value, kind in zip(row, CHILDREN.columns.types, strict=True)
+    ]
     return pa.table(columns, schema=CHILDREN.columns)
 
 
@@ -254,12 +259,12 @@ def from_rows(factory: Factory, rows: pa.Table) -> tuple[pa.Table, int]:
     own = own.filter(pc.invert(is_mark))
     names = [field.name for field in FOUND_FIELDS]
     columns = [
-        pc.bit_wise_and(own[one.name].cast(pa.int64()), _BITS)
-        if one.name.endswith("_index")
-        else own[one.name]
-        for one in FOUND_FIELDS
+        pc.bit_wise_and(own[column.name].cast(pa.int64()), _BITS)
+        if column.name.endswith("_index")
+        else own[column.name]
+        for column in FOUND_FIELDS
     ]
-    texts = [json.loads(one) for one in own["details"].to_pylist()] if factory.fields else []
+    texts = [json.loads(text) for text in own["details"].to_pylist()] if factory.fields else []
     for at, detail in enumerate(factory.fields):
         columns.append(_typed([row[at] for row in texts], detail.type))
         names.append(detail.name)
@@ -281,14 +286,14 @@ def _details(columns: pa.Table) -> pa.Array:
 
 def _texts(column: pa.ChunkedArray) -> Sequence[Any]:
     if pa.types.is_binary(column.type):
-        return [one.hex() for one in column.to_pylist()]
+        return [value.hex() for value in column.to_pylist()]
     texts: list[Any] = column.cast(pa.string()).to_pylist()
     return texts
 
 
 def _typed(texts: Sequence[str], kind: pa.DataType) -> pa.Array:
     if pa.types.is_binary(kind):
-        return pa.array([bytes.fromhex(one) for one in texts], kind)
+        return pa.array([bytes.fromhex(text) for text in texts], kind)
     return pa.array(texts, pa.string()).cast(kind)
 
 
@@ -315,14 +320,14 @@ def query_children(outputs: Iterable[Output], block: int) -> Query:
     """
     queries: list[Query] = []
     narrowed: list[tuple[int, Output, ChildScope]] = []
-    for output in (part for one in outputs for part in parts_of(one)):
+    for output in (part for parent in outputs for part in parts_of(parent)):
         scope = scope_of(output)
         if scope is None or scope.children is None:
             queries.append(output.query)
         else:
             narrowed.append((len(scope.children.up_to(block)), output, scope))
     left = MAX_ADDRESSES
-    for count, output, scope in sorted(narrowed, key=lambda one: one[0]):
+    for count, output, scope in sorted(narrowed, key=lambda entry: entry[0]):
         if count > left or scope.children is None:
             queries.append(output.query)
             continue

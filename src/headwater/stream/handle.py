@@ -196,11 +196,11 @@ def stop_all(handles: Sequence[StreamHandle]) -> None:
     A handle whose thread calls this is only asked.
     """
     end = time.monotonic() + PATIENCE_S
-    for one in handles:
-        one.interrupt.request()
+    for handle in handles:
+        handle.interrupt.request()
     waited = [one for one in handles if one._thread is not current_thread()]
-    for one in waited:
-        while not one._wait(LOOK_S):
+    for handle in waited:
+        while not handle._wait(LOOK_S):
             if time.monotonic() > end:
                 for each in waited:
                     each.interrupt.break_off()

@@ -350,7 +350,7 @@ def _looked_at(frame: DataFrame, batch_id: int, query: str) -> MicroBatch:
 
     number = F.col(number_column(frame.columns))
     came = F.when(F.col("_sign") > 0, number)
-    found = frame.agg(
+    counts = frame.agg(
         F.count("*"),
         F.min("_sign"),
         F.min("_finalized"),
@@ -358,8 +358,8 @@ def _looked_at(frame: DataFrame, batch_id: int, query: str) -> MicroBatch:
         F.max(came),
         F.max_by("_row_id", came),
     ).first()
-    assert found is not None, "an aggregate without groups has a row"
-    count, sign, finalized, first, last, row_id = found
+    assert counts is not None, "an aggregate without groups has a row"
+    count, sign, finalized, first, last, row_id = counts
     if last is None:
         return MicroBatch(batch_id, query, frame, count)
     is_final = sign > 0 and finalized is not None and last <= finalized

@@ -56,9 +56,9 @@ class LoadedModule:
 
     def changelog(self) -> Changelog:
         """Return what is followed. Called in one process per source of a query."""
-        given = Options(dict(self.options), Use.MODULE)
-        stream = _define(given)
-        output = _choose_output(stream.decoder, given.get("output"))
+        options = Options(dict(self.options), Use.MODULE)
+        stream = _define(options)
+        output = _choose_output(stream.decoder, options.get("output"))
         log = CursorLog()
         client = SubstreamsClient(
             stream.endpoint, stream.order, credentials=stream.credentials, dialling=stream.dialling
@@ -67,7 +67,7 @@ class LoadedModule:
         return Changelog(
             ModuleUpstream(client, log, stream.first),
             ModuleRows(stream.decoder, output),
-            Journal(open_folder(given["journal"]), hashlib.sha256(text.encode()).hexdigest()),
+            Journal(open_folder(options["journal"]), hashlib.sha256(text.encode()).hexdigest()),
             self.limits,
             stream.stop - 1 if stream.stop else None,
         )
@@ -80,13 +80,13 @@ def load_module(options: Mapping[str, str]) -> LoadedModule:
         SourceOptionError: an option is missing, unknown or malformed.
         HeadwaterError: the package cannot be used, or has no such module.
     """
-    given = Options(options, Use.MODULE)
-    if not given.get("journal"):
+    parsed = Options(options, Use.MODULE)
+    if not parsed.get("journal"):
         raise SourceOptionError("the changelog of a module needs the option journal")
-    stream = _define(given)
-    output = _choose_output(stream.decoder, given.get("output"))
-    blocks = given.count("maxBlocksPerTrigger")
-    size = given.count("maxBytesPerTrigger")
+    stream = _define(parsed)
+    output = _choose_output(stream.decoder, parsed.get("output"))
+    blocks = parsed.count("maxBlocksPerTrigger")
+    size = parsed.count("maxBytesPerTrigger")
     limits = Limits(
         SpanLimits(blocks or HOT_BLOCKS, size or HOT_BYTES, seconds=1e9),
         hot_blocks=min(blocks or HOT_BLOCKS, HOT_BLOCKS),
@@ -95,7 +95,7 @@ def load_module(options: Mapping[str, str]) -> LoadedModule:
         far=1,
     )
     columns = loose_schema(stream.decoder.schemas[output])
-    return LoadedModule(tuple(sorted(given.items())), columns, limits)
+    return LoadedModule(tuple(sorted(parsed.items())), columns, limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,14 +59,14 @@ class OwnedTarget:
         """Return where a reading begins: at the cursor that `read` is given, else by `resume`."""
         if cursor is not None or self.resume is None:
             return start_after(cursor)
-        found = self.resume()
-        at, floor = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        stored = self.resume()
+        at, floor = stored if isinstance(stored, tuple) and len(stored) == 2 else (stored, None)
         for one in (at, floor):
             if one is not None and not isinstance(one, BlockCursor):
-                raise ResumeError("resume returned no cursor", got=repr(found))
+                raise ResumeError("resume returned no cursor", got=repr(stored))
         if floor is None or at is None:
             if floor is not None:
-                raise ResumeError("a finalized cursor without one to go on after", got=repr(found))
+                raise ResumeError("a finalized cursor without one to go on after", got=repr(stored))
             return start_after(at)
         if floor.hash is None:
             raise ResumeError("a finalized cursor needs its hash", got=floor)

@@ -61,18 +61,18 @@ class ReadingOptions:
 
     def __post_init__(self) -> None:
         for name in ("far", "first_span", "max_bytes"):
-            given = getattr(self, name)
-            if name == "first_span" and given is None:
+            value = getattr(self, name)
+            if name == "first_span" and value is None:
                 continue
-            if type(given) is not int or given < 1:
-                raise InvalidOptionError(f"{name} is a whole number from 1", got=repr(given))
+            if type(value) is not int or value < 1:
+                raise InvalidOptionError(f"{name} is a whole number from 1", got=repr(value))
         seconds = self.poll_interval_s
         if type(seconds) not in (int, float) or not seconds > 0:
             raise InvalidOptionError("poll_interval_s is a number above 0", got=repr(seconds))
         for name, kind, said in _KINDS:
-            given = getattr(self, name)
-            if not isinstance(given, kind):
-                raise InvalidOptionError(f"{name} {said} {kind.__name__}(…)", got=repr(given))
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise InvalidOptionError(f"{name} {said} {kind.__name__}(…)", got=repr(value))
 
 
 _KINDS = (
@@ -274,7 +274,7 @@ def portal_stream(
             "on_config_change", on_config_change, get_args(OnConfigChange)
         ),
         renamed=dict(renamed or {}),
-        versions={name: str(one) for name, one in (versions or {}).items()},
+        versions={name: str(version) for name, version in (versions or {}).items()},
         missing_blocks=check_choice("missing_blocks", missing_blocks, get_args(OnMissing)),
     )
 
@@ -295,7 +295,9 @@ def _check_names(
     """Refuse an option that is no mapping of outputs to values of these kinds."""
     if given is None:
         return
-    if not isinstance(given, Mapping) or not all(isinstance(one, kinds) for one in given.values()):
+    if not isinstance(given, Mapping) or not all(
+        isinstance(value, kinds) for value in given.values()
+    ):
         raise InvalidOptionError(said, got=repr(given))
     unknown = sorted(set(given) - set(outputs))
     if unknown:

@@ -103,7 +103,9 @@ class PortalRun(Run):
         self._abort()
 
     def _notes(self) -> Sequence[Extension]:
-        return [one for one in (self._factories, self._missing) if one is not None]
+        return [
+            extension for extension in (self._factories, self._missing) if extension is not None
+        ]
 
     def before_recover(self) -> None:
         """Have the target make room, and fill what the definition has more than before."""
@@ -127,7 +129,11 @@ class PortalRun(Run):
         self._extensions.start(state)
         dataset = self._check_dataset()
         plan = self._plan(state)
-        firsts = {name: min(one.from_block for one in r) for name, r in plan.ranges.items() if r}
+        firsts = {
+            name: min(block_range.from_block for block_range in r)
+            for name, r in plan.ranges.items()
+            if r
+        }
         compare_firsts(self._target, state, firsts, stream.id)
         reading = stream.reading
         source = self._spans = PortalSource(
@@ -211,8 +217,8 @@ class PortalRun(Run):
     def stop(self) -> None:
         """End the requests of threads that plan ahead, and release what is held."""
         self._over.set()
-        for one in list(self._planning):
-            one.abort()
+        for transport in list(self._planning):
+            transport.abort()
         super().stop()
         if self._spans is not None:
             self._spans.close()
@@ -262,14 +268,16 @@ class PortalRun(Run):
     def _plan(self, state: PipeState) -> Plan:
         ranges, cursor = self._ranges(state.cursor), state.cursor
         if not knows_firsts(self._target, state, ranges):
-            self._check_gap(cursor, [one for several in ranges.values() for one in several])
+            self._check_gap(
+                cursor, [block_range for several in ranges.values() for block_range in several]
+            )
         wanted = [
             (block_range, output.query)
             for name, output in self._portal_stream.outputs.items()
             for block_range in ranges[name]
         ]
         if self._factories is not None:
-            wanted += self._factories.plan([one for one, _ in wanted], cursor)
+            wanted += self._factories.plan([block_range for block_range, _ in wanted], cursor)
         return Plan(ranges, plan_requests(wanted))
 
     def _ranges(self, cursor: BlockCursor | None) -> dict[str, tuple[BlockRange, ...]]:
@@ -289,7 +297,7 @@ class PortalRun(Run):
         that a fork led back to a final block below the stream's first one: where the first blocks
         are stored, they tell.
         """
-        first = min(one.from_block for one in ranges)
+        first = min(block_range.from_block for block_range in ranges)
         if cursor is not None and first > cursor.number + 1:
             raise SkippedBlocksError(
                 "the range begins above the stored cursor",
@@ -380,12 +388,12 @@ class PortalRun(Run):
 
     def _make_factories(self) -> Factories | None:
         """Return what keeps the children of factories, if outputs name any."""
-        found = factories_of(self._portal_stream.outputs.values())
-        if not found:
+        factories = factories_of(self._portal_stream.outputs.values())
+        if not factories:
             return None
         far = self._portal_stream.reading.far
         return Factories(
-            found, self._client, self._read_creations, far, self.pause, self._leave_out
+            factories, self._client, self._read_creations, far, self.pause, self._leave_out
         )
 
     def _read_creations(

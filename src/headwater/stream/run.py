@@ -175,10 +175,10 @@ class Run(Host[Delivery]):
         What each block gets is what it would have got alone.
         """
         assert self._assembler is not None, "a run is opened before it transforms"
-        made = map(self._extensions.add_rows, self._assembler.several(several))
+        rows = map(self._extensions.add_rows, self._assembler.several(several))
         while True:
             with self._record.stage("transform"), placed("transform", self._stream.id, several):
-                batch = next(made, None)
+                batch = next(rows, None)
             if batch is None:
                 return
             self._record.transformed(_facts(batch))
@@ -283,8 +283,8 @@ class Run(Host[Delivery]):
                 self._assembler.progress.went_back()
         if isinstance(event, Committed | Settled):
             self._extensions.advanced(event.state)
-            for one in self._extensions.outboxes(event.state):
-                self._record.outbox(one.name, one.messages, one.age_blocks)
+            for outbox in self._extensions.outboxes(event.state):
+                self._record.outbox(outbox.name, outbox.messages, outbox.age_blocks)
 
     def _record_target(self, event: Event) -> None:
         """Record what the target says of itself."""
@@ -341,11 +341,11 @@ def _facts(batch: Batch[Delivery]) -> BatchFacts:
     progress, known = ctx.stream.progress, ctx.batch.known
 
     def counts() -> Counts | None:
-        found = known()
-        if found is None:
+        last = known()
+        if last is None:
             return None
-        skipped = sum(found.skipped.values())
-        return Counts(found.rows_count, found.bytes_size, skipped, found.unlike, found.filled)
+        skipped = sum(last.skipped.values())
+        return Counts(last.rows_count, last.bytes_size, skipped, last.unlike, last.filled)
 
     return BatchFacts(
         blocks=ctx.batch.blocks_count,

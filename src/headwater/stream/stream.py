@@ -154,7 +154,11 @@ class Stream(ABC):
             retry: the pauses, and after how many attempts messages become dead letters.
         """
         added = Subscription(output, deliver, name or output, batch_size, retry)
-        names = {one.name.lower() for one in self.extensions if isinstance(one, Subscription)}
+        names = {
+            extension.name.lower()
+            for extension in self.extensions
+            if isinstance(extension, Subscription)
+        }
         if added.name.lower() in names:
             raise InvalidOptionError("there is an outbox of this name: give name=", got=added.name)
         return replace(self, extensions=(*self.extensions, added))

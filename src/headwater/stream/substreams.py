@@ -264,7 +264,7 @@ class ModuleDecoder(Decoder):
         near = not self._far or batch.state.is_hot or size_of(batch) < self._far
         if near or not self._spark.is_ready():
             return None
-        span = OutputSpan(self._spark, self._decoder, [one.output for one in pieces])
+        span = OutputSpan(self._spark, self._decoder, [piece.output for piece in pieces])
         return Planned(span, len(pieces), self._keep)
 
     def decode(self, batch: Batch[Raw]) -> Decoded:

@@ -88,12 +88,12 @@ class Step:
 
     def transform(self, data: Frames, ctx: BatchContext | None) -> Frames:
         """Return what becomes of a batch: a mapping of names to DataFrames."""
-        made = self._transform(data, ctx)
-        if not isinstance(made, Mapping):
+        result = self._transform(data, ctx)
+        if not isinstance(result, Mapping):
             raise InvalidOptionError(
-                "a transform returns a mapping of names to DataFrames", got=type(made).__name__
+                "a transform returns a mapping of names to DataFrames", got=type(result).__name__
             )
-        return made
+        return result
 
     def start(self, info: StartInfo) -> None:
         """Tell that a run begins, if the transformer wants to know."""
@@ -132,8 +132,8 @@ class Transforms:
         for stage in self._stages:
             call = partial(stage.transform, data, ctx)
             once = isinstance(stage, Step) and stage.has_hooks  # it may have changed its state
-            made = call() if once else with_columns(call, self._provider)
-            data = as_frames(made, self._provider)
+            result = call() if once else with_columns(call, self._provider)
+            data = as_frames(result, self._provider)
         return data
 
     def together(self, several: Sequence[Mapping[str, pa.Table]]) -> Sequence[Frames] | None:
@@ -169,10 +169,10 @@ class _Planned:
     def together(self, several: Sequence[Mapping[str, pa.Table]]) -> Sequence[Frames] | None:
         """Return what becomes of hot blocks, each by itself, by one job; None if it cannot be."""
         plan = self._plan(several[0])
-        made = plan.apply_together(several)
-        if made is None:
+        result = plan.apply_together(several)
+        if result is None:
             self._tell(plan)
-        return made
+        return result
 
     def _plan(self, data: Frames) -> TransformPlan:
         """Return the plan for frames with these columns; the steps are called if there is none."""
@@ -209,10 +209,10 @@ def _are_same(known: Mapping[str, Schema], schemas: Mapping[str, Schema]) -> boo
     if list(known) != list(schemas):
         return False
     return all(
-        one.equals(other, check_metadata=True)
-        if isinstance(one, pa.Schema) and isinstance(other, pa.Schema)
-        else one == other
-        for one, other in zip(known.values(), schemas.values(), strict=True)
+        schema.equals(other, check_metadata=True)
+        if isinstance(schema, pa.Schema) and isinstance(other, pa.Schema)
+        else schema == other
+        for schema, other in zip(known.values(), schemas.values(), strict=True)
     )
 
 
@@ -298,8 +298,8 @@ def _last_line(error: BaseException) -> str:
 
 def _sent_trace(text: str) -> str | None:
     """Return the traceback that an executor sent, from the user's first frame on."""
-    _, found, trace = text.partition(_TRACE)
-    if not found:
+    _, separator, trace = text.partition(_TRACE)
+    if not separator:
         return None
     trace = re.split(r"\n\s*(?:\tat |Driver stacktrace|JVM stacktrace)", trace, maxsplit=1)[0]
     own = _WORKER_FRAME.sub("", trace.lstrip("\n")).rstrip()

@@ -98,7 +98,7 @@ class Verification:
     @property
     def is_equal(self) -> bool:
         """Whether all that was compared is equal."""
-        return not any(one.findings for one in self.tables)
+        return not any(table.findings for table in self.tables)
 
     @property
     def is_complete(self) -> bool:
@@ -163,7 +163,7 @@ class _Plan:
         is_part: bool,
     ) -> None:
         self._stream, self._admin, self._status = stream, admin, status
-        self._known = {one.name: one for one in status.tables}
+        self._known = {table.name: table for table in status.tables}
         self.children: pa.Table | None = None
         self.left_out: list[LeftOut] = []
         self.policy = _policy_of(target, admin)
@@ -171,7 +171,7 @@ class _Plan:
         if given:
             parts = (name.partition("=") for name in given)
             named = {table: output or table for table, _, output in parts}
-            self.sums = {name: one for name, one in sums.items() if name in named}
+            self.sums = {name: aggregate for name, aggregate in sums.items() if name in named}
             pairs = {table: output for table, output in named.items() if table not in sums}
         else:
             self.sums = sums
@@ -192,7 +192,9 @@ class _Plan:
     def compare_blocks(self, ranges: Mapping[str, Sequence[BlockRange]], sample: int | None) -> int:
         """Compare rows block by block, and sum up what aggregates sum up; return the last block."""
         last = 0
-        for spot in _spots([one for several in ranges.values() for one in several], sample):
+        for spot in _spots(
+            [block_range for several in ranges.values() for block_range in several], sample
+        ):
             reader = _Reader()
             for blocks, data in _pieces(self._stream, ranges, spot, reader):
                 last = max(last, blocks.to_block or 0)
@@ -217,7 +219,7 @@ class _Plan:
         if expected is None:
             expected = stored.drop_columns([COUNT]).slice(0, 0)
         shared = shared_columns(expected.column_names, stored.column_names)
-        wanted = {name: rooms[one] for name, one in shared.items() if one in rooms}
+        wanted = {name: rooms[table] for name, table in shared.items() if table in rooms}
         fitting = Fitting.plan(expected.schema, wanted, self.policy, VerifyError, block)
         report.blocks += last - first + 1
         report.add(fitting.apply(expected, Tally()), stored, block)
@@ -257,10 +259,10 @@ class _Plan:
     def _sums_of(self, target: Any) -> dict[str, Recomputed]:
         """Return the aggregates of the target that exist in this place, by their tables."""
         admin, behind = self._admin, _behind(target)
-        plans = [plan for one in behind for plan in getattr(one, "plans", ())]
+        plans = [plan for target in behind for plan in getattr(target, "plans", ())]
         spell: Any = admin.dialect.name if isinstance(admin, SqlAdmin) else str
-        named = {str(spell(one.table)): Recomputed(one) for one in plans}
-        return {name: one for name, one in named.items() if name in self._known}
+        named = {str(spell(plan.table)): Recomputed(plan) for plan in plans}
+        return {name: aggregate for name, aggregate in named.items() if name in self._known}
 
     def _stored_sums(self, name: str) -> tuple[pa.Table, Mapping[str, Room]]:
         """Return the rows of an aggregate's table, and what its columns can hold."""
@@ -277,12 +279,12 @@ class _Plan:
                 table=", ".join(self.sums),
             )
         reason = "an aggregate: a part of the blocks says nothing of it"
-        self.left_out += [LeftOut(one, reason) for one in self.sums]
+        self.left_out += [LeftOut(name, reason) for name in self.sums]
         self.sums = {}
 
     def _holds_rows(self, table: str) -> bool:
-        found = self._known.get(table)
-        return found is not None and found.undo != Undo.CHANGE_LOG and not _is_shared(found)
+        known = self._known.get(table)
+        return known is not None and known.undo != Undo.CHANGE_LOG and not _is_shared(known)
 
     def _leave_out(self, target: Any, compared: Collection[str]) -> None:
         """Name what the stream wrote and what cannot be compared; expect children if there are."""
@@ -291,11 +293,11 @@ class _Plan:
                 self.left_out.append(LeftOut(name, _reason(one, known=target is not None)))
         targets = _behind(target)
         of_sql = isinstance(self._admin, SqlAdmin)
-        sql = [one for one in targets if of_sql and isinstance(one, SqlTarget)]
-        for name in sorted({str(name) for one in sql for name in one.untracked}):
+        sql = [target for target in targets if of_sql and isinstance(target, SqlTarget)]
+        for name in sorted({str(name) for target in sql for name in target.untracked}):
             self.left_out.append(LeftOut(name, "untracked: no stream knows what it should hold"))
         if len(targets) > 1:
-            kinds = ", ".join(type(one).__name__ for one in targets)
+            kinds = ", ".join(type(target).__name__ for target in targets)
             self.left_out.append(
                 LeftOut("the other targets", f"of {kinds} only the one that was named is looked at")
             )
@@ -324,9 +326,9 @@ def _policy_of(target: Any, admin: Admin) -> Policy:
     """Return what was done with values that the place cannot hold: as its target says, if given."""
     package = type(admin).__module__.rpartition(".")[0]
     behind = _behind(target)
-    own = [one for one in behind if type(one).__module__.startswith(package)] or behind
-    found: list[Policy] = [one.altered.policy for one in own if hasattr(one, "altered")]
-    return found[0] if found else Policy.REPLACE
+    own = [target for target in behind if type(target).__module__.startswith(package)] or behind
+    policies: list[Policy] = [target.altered.policy for target in own if hasattr(target, "altered")]
+    return policies[0] if policies else Policy.REPLACE
 
 
 def _is_shared(table: TableStatus) -> bool:
@@ -358,13 +360,13 @@ def _ranges(
         raise VerifyError("nothing is committed yet", stream=stream.id, final=final)
     highest = reached.number if last is None else min(last, reached.number)
     asked = BlockRange(first or 0, highest)
-    found: dict[str, list[BlockRange]] = {}
+    ranges: dict[str, list[BlockRange]] = {}
     transport = open_transport(stream.portal, stream.reading.timeouts)
     headers = next(iter(stream.outputs.values())).query.headers_only()
     with PortalClient(transport, retry=stream.reading.retry, headers=headers) as client:
         oldest = client.oldest_block()
         for name, output in stream.outputs.items():
-            found[name] = []
+            ranges[name] = []
             for spec in output.ranges:
                 if isinstance(spec.start, Latest):
                     if first is None:
@@ -374,14 +376,14 @@ def _ranges(
                 begin = max(whole.from_block, asked.from_block)
                 end = highest if whole.to_block is None else min(whole.to_block, highest)
                 if begin <= end:
-                    found[name].append(BlockRange(begin, end))
-    if not any(found.values()):
+                    ranges[name].append(BlockRange(begin, end))
+    if not any(ranges.values()):
         raise VerifyError("no output has blocks there", asked=asked, cursor=reached)
-    lowest = min(one.from_block for several in found.values() for one in several)
+    lowest = min(block_range.from_block for several in ranges.values() for block_range in several)
     if lowest >= oldest:
-        return found, None
+        return ranges, None
     before = BlockCursor(oldest - 1)
-    kept = {name: list(clip_ranges(several, before)) for name, several in found.items()}
+    kept = {name: list(clip_ranges(several, before)) for name, several in ranges.items()}
     if not any(kept.values()):
         raise VerifyError(
             "the portal does not have these blocks any more, so nothing can be compared",
@@ -392,13 +394,13 @@ def _ranges(
 
 def _spots(ranges: Sequence[BlockRange], sample: int | None) -> list[BlockRange]:
     """Return the blocks to compare: all, or one spot at random in each of so many equal parts."""
-    first = min(one.from_block for one in ranges)
-    last = max(one.to_block or 0 for one in ranges)
+    first = min(block_range.from_block for block_range in ranges)
+    last = max(block_range.to_block or 0 for block_range in ranges)
     if sample is None or sample * SAMPLE_BLOCKS >= last - first + 1:
         return [BlockRange(first, last)]
     part = (last - first + 1) // sample
     begins = (first + at * part + random.randint(0, part - SAMPLE_BLOCKS) for at in range(sample))
-    return [BlockRange(one, one + SAMPLE_BLOCKS - 1) for one in begins]
+    return [BlockRange(first, first + SAMPLE_BLOCKS - 1) for first in begins]
 
 
 # --- reading and comparing ------------------------------------------------------------------------
@@ -447,18 +449,18 @@ def _pieces(
     """Read a spot as the stream would; yield contiguous blocks, and the rows of each output."""
     narrowed = _narrow(stream, ranges, spot)
     begin, last = spot.from_block, spot.to_block or 0
-    held: list[Mapping[str, pa.Table]] = []
+    waiting: list[Mapping[str, pa.Table]] = []
     rows = 0
     if narrowed is not None:
         for batch in narrowed.read_into(reader):
             tables = {name: to_arrow(frame) for name, frame in batch.data.items()}
-            held.append(tables)
-            rows += sum(one.num_rows for one in tables.values())
+            waiting.append(tables)
+            rows += sum(rows.num_rows for rows in tables.values())
             reached = batch.ctx.stream.state.current.number
             if reached < last and (rows >= PIECE_ROWS or reached - begin >= PIECE_BLOCKS):
-                yield BlockRange(begin, reached), _together(held)
-                begin, held, rows = reached + 1, [], 0
-    yield BlockRange(begin, last), _together(held)
+                yield BlockRange(begin, reached), _together(waiting)
+                begin, waiting, rows = reached + 1, [], 0
+    yield BlockRange(begin, last), _together(waiting)
 
 
 def _narrow(
@@ -472,12 +474,12 @@ def _narrow(
     outputs: dict[str, Any] = {}
     for name, output in stream.outputs.items():
         cut = [
-            RangeSpec(max(one.from_block, first), min(one.to_block or last, last))
-            for one in ranges[name]
-            if one.from_block <= last and (one.to_block or last) >= first
+            RangeSpec(max(block_range.from_block, first), min(block_range.to_block or last, last))
+            for block_range in ranges[name]
+            if block_range.from_block <= last and (block_range.to_block or last) >= first
         ]
         outputs[name] = with_ranges(output, tuple(cut))
-    if not any(one.ranges for one in outputs.values()):
+    if not any(output.ranges for output in outputs.values()):
         return None
     reading = replace(stream.reading, far=_NEVER_FAR)
     return replace(

@@ -135,7 +135,7 @@ class ProgressView:
             self._over.set()  # the reader is gone, or the stream is closed: nothing to show it to
 
     def _draw(self) -> RenderableType:
-        return Group(*(self._draw_one(one) for one in self._records()))
+        return Group(*(self._draw_one(record) for record in self._records()))
 
     def _draw_one(self, record: StreamRecord) -> RenderableType:
         facts = record.facts

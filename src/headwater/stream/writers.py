@@ -70,8 +70,8 @@ def write_rows(plan: WritePlan, rows: pa.Table, query: str, batch_id: int | None
     target = open_target(plan, in_blocks=in_blocks)
     with closing(foreach_batch(target, id=plan.id, output=plan.table)) as writing:
         query, batch_id = query or _SINGLE, writing.next_id() if batch_id is None else batch_id
-        given = _in_blocks if in_blocks else _numbered
-        writing.write(given(rows, batch_id, query), _no_spark)
+        form = _in_blocks if in_blocks else _numbered
+        writing.write(form(rows, batch_id, query), _no_spark)
 
 
 def open_target(plan: WritePlan, *, in_blocks: bool) -> Target[Delivery]:
@@ -158,14 +158,14 @@ def fold(rows: pa.Table, keys: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
     sorted_by = pc.sort_indices(order, sort_keys=by)
     rows, stays = rows.take(sorted_by), stays.take(sorted_by)
     placed = rows.select(keys).append_column("#", pa.array(range(rows.num_rows), pa.int64()))
-    found = placed.group_by(list(keys)).aggregate([("#", "max"), ("#", "count")])
-    if not versions and pc.any(pc.greater(found["#_count"], 1)).as_py():
+    groups = placed.group_by(list(keys)).aggregate([("#", "max"), ("#", "count")])
+    if not versions and pc.any(pc.greater(groups["#_count"], 1)).as_py():
         raise SourceOptionError(
             "a key changes twice in a micro-batch, and no _commit_version says in which order",
             keys=", ".join(keys),
         )
-    last = pc.sort_indices(found["#_max"])
-    places = found["#_max"].take(last)
+    last = pc.sort_indices(groups["#_max"])
+    places = groups["#_max"].take(last)
     rows, stays = rows.take(places), stays.take(places)
     return rows.filter(pc.invert(stays)).select(keys), rows.filter(stays).select(own)
 
