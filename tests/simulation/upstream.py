@@ -7,6 +7,7 @@ from random import Random
 
 from headwater.core import BlockCursor
 from headwater.portal import HttpTransport, Timeouts, Transport, open_transport
+from headwater.stream.micro_batches import _BEFORE
 from headwater.testing.chain.tree import ChainSim, ContentSettings, SimBlock
 from headwater.testing.fault_plan import CATALOGUE
 from headwater.testing.portal.answer import SimAnswer
@@ -143,8 +144,11 @@ class Upstream:
         return self.chain.is_ancestor(own_hash(block_hash or ""), self.chain.head.hash)
 
     def blocks_up_to(self, cursor: BlockCursor | None) -> Sequence[SimBlock]:
-        """Return the blocks of the branch that ends in a cursor; one without a hash is final."""
-        if cursor is None:
+        """Return the blocks of the branch that ends in a cursor; one without a hash is final.
+
+        A query whose first blocks have all been taken back stands before the first one.
+        """
+        if cursor is None or cursor.hash == _BEFORE:
             return []
         if not cursor.hash:
             return self.chain.canonical(0, cursor.number)
