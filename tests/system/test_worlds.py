@@ -20,7 +20,7 @@ RARE = [  # worlds about nothing that together meet every rare situation, and al
 ABOUT = [  # blocks that a portal has no more, refused and left out; a plan of Spark; a node;
     9, 46, 1023, 1300, 1320, 3164, 5036, 5097,  # a rewind; changes and sums without a change log;
     389,  # a query whose first blocks have all been taken back;
-    11185, 1000061,  # waits that nobody ended: for a turn to write, for replicas that are all behind
+    11185, 1000061,  # waits without an end: for a turn to write, for replicas that are behind
 ]  # fmt: skip
 FOUND = [  # worlds about nothing that once differed
     31,  # a query that was killed before it took blocks back, after a micro-batch without rows
