@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from headwater.targets.iceberg import IcebergSettings, IcebergTarget, snapshots,
 from headwater.targets.iceberg import stream_table as iceberg
 from headwater.targets.iceberg.snapshots import ancestors, block_of
 from headwater.targets.lake.paths import Place
+from headwater.targets.lake.target import SWEEP_S
 from headwater.testing import simulated_portal
 from headwater.testing.conformance import apply_changes
 from headwater.testing.conformance.model import (
@@ -115,6 +117,38 @@ def test_a_writer_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
     fresh.block(3, log(3, "new"))
     fresh.check()
     new.close()
+
+
+def test_a_start_that_wakes_after_a_later_one_has_swept_is_refused(tmp_path: Path) -> None:
+    """The snapshot that it would go back to has expired, and its files are gone."""
+
+    def sweeps_at_once() -> IcebergTarget:
+        eager = IcebergSettings(maintain_every=1, final_snapshots=1, grace_s=0)
+        target = make(tmp_path, LOG, settings=eager)
+        target.clock = count(step=2 * SWEEP_S).__next__
+        return target
+
+    rig = Rig(sweeps_at_once(), lambda name: rows_of(tmp_path, name), [LOG])
+    rig.target.recover()
+    rig.block(1, log(1, "a"), final=1)
+    rig.target.close()
+    slow, rig.target = sweeps_at_once(), sweeps_at_once()
+    paused: list[str] = []
+
+    def overtake(step: str) -> None:
+        if step.startswith("put back") and not paused:
+            paused.append(step)
+            rig.target.recover()
+            for number in range(2, 6):
+                rig.block(number, log(number, "b"), final=number)
+
+    slow.on_step = overtake
+    with pytest.raises(LakeWriterError, match="E2603"):
+        slow.recover()
+    assert paused
+    slow.close()
+    rig.check()
+    rig.target.close()
 
 
 def test_tables_that_are_ahead_are_put_back_to_a_common_block(tmp_path: Path) -> None:

@@ -91,10 +91,13 @@ class TableChange:
         number = self._metadata.new_snapshot_id()
         mark = Author(slug(properties[STREAM]), int(properties[EPOCH]), self._outside).mark
         self._sequence += 1
-        manifests = self._held()
-        merge = same_rows or sum(map(_is_small, manifests)) >= MANIFESTS
-        if removed or merge:
-            manifests = self._without(manifests, removed, number, mark, merge=merge)
+        try:
+            manifests = self._held()
+            merge = same_rows or sum(map(_is_small, manifests)) >= MANIFESTS
+            if removed or merge:
+                manifests = self._without(manifests, removed, number, mark, merge=merge)
+        except FileNotFoundError as error:
+            raise CommitFailedException("the table has changed, and was swept") from error
         entries = [_entry(ManifestEntryStatus.ADDED, number, one) for one in added]
         manifests = [*self._written(entries, number, mark), *manifests]
         path = self._new_path(f"snap-{number}-0-{mark}-{uuid.uuid4()}.avro")
@@ -171,10 +174,7 @@ class TableChange:
 
     def _held(self) -> list[ManifestFile]:
         """Return the manifests of the snapshot that the next one builds on."""
-        try:
-            found = [] if self._head is None else self._head.manifests(self._table.io)
-        except FileNotFoundError as error:
-            raise CommitFailedException("the table has changed, and was swept") from error
+        found = [] if self._head is None else self._head.manifests(self._table.io)
         return [one for one in found if one.has_added_files() or one.has_existing_files()]
 
     def _without(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pyarrow as pa
@@ -220,9 +221,8 @@ class StreamTable(LakeTable[DataFile]):
         """Add the columns that are new, and widen those that are too narrow."""
         changed = self._changed(frame)
         if changed:
-            change = TableChange(self.stored)
-            change.widen(self.stored.update_schema().union_by_name(pa.schema(changed)))
-            self._let_in(change)
+            with self._change() as change:
+                change.widen(self.stored.update_schema().union_by_name(pa.schema(changed)))
             self._learn()
 
     # --- commits ----------------------------------------------------------------------------------
@@ -305,19 +305,18 @@ class StreamTable(LakeTable[DataFile]):
 
     def go_back(self, way: Any, stored: StoredStream, *, claim: bool = False) -> bool:
         """Move the reference to a snapshot; a claim adds one that says the same block."""
-        change = TableChange(self.stored)
         current = self.stored.current_snapshot()
         back = way is not None and current is not None and way != current
-        if back:
-            change.go_back(way)
-        if claim:
-            self._floor = stored.state.undo_floor
-            found = self._said_up_to(way)
-            kept = {name: found[name] for name in (BLOCK, HASH) if name in found}
-            said = position(stored.stream_id, stored.epoch, stored.state)
-            change.add((), (), {**said, BLOCK: str(NEVER), **kept})
         self.forget()
-        self._let_in(change)
+        with self._change() as change:
+            if back:
+                change.go_back(way)
+            if claim:
+                self._floor = stored.state.undo_floor
+                found = self._said_up_to(way)
+                kept = {name: found[name] for name in (BLOCK, HASH) if name in found}
+                said = position(stored.stream_id, stored.epoch, stored.state)
+                change.add((), (), {**said, BLOCK: str(NEVER), **kept})
         return back
 
     def _said_up_to(self, snapshot: Snapshot | None) -> Mapping[str, str]:
@@ -333,12 +332,17 @@ class StreamTable(LakeTable[DataFile]):
         """Note from where forks can take blocks: snapshots below may expire."""
         self._floor = floor
 
-    def _let_in(self, change: TableChange) -> None:
-        """Commit a change, if there is one, to the table as it was loaded, or not at all."""
-        if not change:
-            return
+    @contextmanager
+    def _change(self, *, outside: bool = False) -> Iterator[TableChange]:
+        """Make a change, and commit it to the table as it was loaded, or not at all.
+
+        Building it reads files that another writer may have swept meanwhile.
+        """
+        change = TableChange(self.stored, outside=outside)
         try:
-            change.commit()
+            yield change
+            if change:
+                change.commit()
         except (CommitFailedException, CommitStateUnknownException) as error:
             change.abandon()
             raise TableRewritten(self.name) from error
@@ -399,9 +403,8 @@ class StreamTable(LakeTable[DataFile]):
                 said.pop(HASH, None)
                 said |= {name: found[name] for name in (BLOCK, HASH) if name in found}
                 break
-        change = TableChange(self.stored, outside=outside)
-        change.add(list(new.values()), list(old.values()), said, same_rows=True)
-        self._let_in(change)
+        with self._change(outside=outside) as change:
+            change.add(list(new.values()), list(old.values()), said, same_rows=True)
 
     def tidy(
         self, stored: StoredStream, settings: LakeSettings, *, outside: bool, bounded: bool
@@ -409,9 +412,8 @@ class StreamTable(LakeTable[DataFile]):
         """Let snapshots expire."""
         assert isinstance(settings, IcebergSettings), "given by the target"
         gone = self._still_there(self._expired(stored.state.undo_floor, settings))
-        change = TableChange(self.stored, outside=outside)
-        change.expire(gone)
-        self._let_in(change)
+        with self._change(outside=outside) as change:
+            change.expire(gone)
         return {"expired": len(gone)}
 
     def aged(self, settings: LakeSettings) -> dict[str, bool]:
