@@ -201,7 +201,7 @@ def save(outcome: Outcome, runs: Sequence[Run], path: Path) -> None:
                 "requests": outcome.requests,
                 "differences": len(outcome.failures),
                 "failures": {str(seed): wrong for seed, wrong in outcome.failures.items()},
-                "mended": sorted(outcome.mended),
+                "mended": sorted(set(outcome.mended)),
                 "met": {name: tally.met[name] for name in expected()},
                 "faults": dict(sorted(tally.faults.items())),
                 "errors": dict(sorted(tally.errors.items())),
