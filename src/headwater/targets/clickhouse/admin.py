@@ -75,7 +75,7 @@ _SYSTEM = ("system", "information_schema", "INFORMATION_SCHEMA")
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _OwnedStream:
     """A stream whose earlier writers have been told to stop."""
 
     lease: Lease
@@ -123,13 +123,17 @@ class ClickHouseAdmin(Admin):
         """Return all streams; one without a cursor was interrupted before its first commit."""
         with self._connected() as client:
             registered = self._registered(client)
-            ids = {self._stream_of(one) for one in registered}
+            ids = {self._stream_of(row) for row in registered}
             if client.has(self._sync):
-                found = client.rows("SELECT DISTINCT id FROM <sync> FINAL", sync=self._sync)
-                ids |= {row["id"] for row in found}
+                rows = client.rows("SELECT DISTINCT id FROM <sync> FINAL", sync=self._sync)
+                ids |= {row["id"] for row in rows}
             return [
-                StreamStatus(one, self._state(client, one), self._tables(client, one, registered))
-                for one in sorted(ids)
+                StreamStatus(
+                    stream_id,
+                    self._state(client, stream_id),
+                    self._tables(client, stream_id, registered),
+                )
+                for stream_id in sorted(ids)
             ]
 
     def move(
@@ -140,48 +144,48 @@ class ClickHouseAdmin(Admin):
         with self._connected() as client:
             self._layouts(client, stream_id)  # a table that is something else now is named as such
         plan_move(stream, number, block_hash, force=force)  # a refusal stops no writer
-        with self._taken_over(stream_id) as held:
-            now = StreamStatus(stream_id, held.sync.load(), stream.tables)
+        with self._taken_over(stream_id) as owned:
+            now = StreamStatus(stream_id, owned.sync.load(), stream.tables)
             move = plan_move(now, number, block_hash, force=force)
-            for layout in held.layouts:
-                held.undo.check_reach(layout, move.number)
+            for layout in owned.layouts:
+                owned.undo.check_reach(layout, move.number)
             if move.kind is MoveKind.AHEAD:  # what a crash has left must not count from here on
-                held.remove_above(now.state.number)
+                owned.remove_above(now.state.number)
             if move.kind is MoveKind.BELOW:
-                held.sync.replace(move.state)
+                owned.sync.replace(move.state)
             else:
-                held.sync.roll_back(move.state)
+                owned.sync.roll_back(move.state)
             if move.kind is not MoveKind.AHEAD:
-                held.remove_above(move.number)
-            self._make_sure(stream_id, held.sync.is_ours)
+                owned.remove_above(move.number)
+            self._make_sure(stream_id, owned.sync.is_ours)
         return move
 
     def reset(self, stream_id: str, *, force: bool = False, keep_data: bool = False) -> None:
         """Forget a stream, then remove its rows, unless they are kept."""
         check_reset(find_stream(self.streams(), stream_id).state, force=force)
-        with self._taken_over(stream_id) as held:
-            check_reset(held.sync.load(), force=force)
+        with self._taken_over(stream_id) as owned:
+            check_reset(owned.sync.load(), force=force)
             if keep_data:  # first, or else a start would remove them
-                self._forget_tables(held, "NOT startsWith(name, {prefix:String})")
-            held.lease.renew(is_new=True)  # a start may find no state from here on
-            held.sync.replace(PipeState())
-            LeasedConfig(held.lease).remove()
-            SideTables(Catalog(held.lease), held.lease).forget()
-            for layout in held.layouts:
+                self._forget_tables(owned, "NOT startsWith(name, {prefix:String})")
+            owned.lease.renew(is_new=True)  # a start may find no state from here on
+            owned.sync.replace(PipeState())
+            LeasedConfig(owned.lease).remove()
+            SideTables(Catalog(owned.lease), owned.lease).forget()
+            for layout in owned.layouts:
                 if not keep_data or layout.name.name.startswith(PREFIX):
-                    held.empty(layout)
-            self._forget_tables(held)
-            self._make_sure(stream_id, held.sync.is_empty)
+                    owned.empty(layout)
+            self._forget_tables(owned)
+            self._make_sure(stream_id, owned.sync.is_empty)
 
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
         """Return the rows of a table that are of these blocks; undone ones cancel out."""
         name = parse_name(table, self._sync.database)
         with self._connected() as client:
-            found = [one for one in self._layouts(client, stream_id) if one.name == name]
-            layout = found[0] if found else read_layout(client, name, Table(table))
+            layouts = [layout for layout in self._layouts(client, stream_id) if layout.name == name]
+            layout = layouts[0] if layouts else read_layout(client, name, Table(table))
             if layout is None:
                 raise VerifyError("there is no such table", table=name)
-            shown = [one for one in layout.values if one != layout.stream_column]
+            shown = [column for column in layout.values if column != layout.stream_column]
             count, final, rest = {
                 Family.COLLAPSING: ("sum(<sign>)", "", "GROUP BY <shown> HAVING <counted> != 0"),
                 Family.REPLACING: ("1", "FINAL", "AND <deleted> = 0"),
@@ -237,7 +241,7 @@ class ClickHouseAdmin(Admin):
             client.close()
 
     @contextmanager
-    def _taken_over(self, stream_id: str) -> Iterator[_Held]:
+    def _taken_over(self, stream_id: str) -> Iterator[_OwnedStream]:
         """Stop the stream's writer; a table that cannot be undone is refused before that."""
         with self._connected() as client:
             layouts = self._layouts(client, stream_id)
@@ -245,7 +249,7 @@ class ClickHouseAdmin(Admin):
             lease.create()
             lease.begin(lambda: True)
             sync = SyncTable(lease, self._settings.max_rows)
-            yield _Held(lease, sync, layouts)
+            yield _OwnedStream(lease, sync, layouts)
 
     def _make_sure(self, stream_id: str, stored: bool) -> None:
         if not stored:
@@ -290,38 +294,38 @@ class ClickHouseAdmin(Admin):
         layouts = [
             read_layout(
                 client,
-                TableName(one["database"], one["name"]),
+                TableName(row["database"], row["name"]),
                 Table(
-                    one["name"],
-                    block_column=one["block_column"],
-                    stream_column=one["stream_column"] or None,
+                    row["name"],
+                    block_column=row["block_column"],
+                    stream_column=row["stream_column"] or None,
                 ),
             )
-            for one in self._registered(client)
-            if self._stream_of(one) == stream_id
+            for row in self._registered(client)
+            if self._stream_of(row) == stream_id
         ]
-        return [one for one in layouts if one is not None]
+        return [layout for layout in layouts if layout is not None]
 
     def _tables(
         self, client: ClickHouseClient, stream_id: str, registered: Sequence[dict[str, str]]
     ) -> tuple[TableStatus, ...]:
-        names = [TableName(one["database"], one["name"]) for one in registered]
-        found = []
-        for one, name in zip(registered, names, strict=True):
-            if one["id"] != stream_id or name.name.startswith(PREFIX):
+        names = [TableName(row["database"], row["name"]) for row in registered]
+        statuses = []
+        for row, name in zip(registered, names, strict=True):
+            if row["id"] != stream_id or name.name.startswith(PREFIX):
                 continue
             undo = _undo_of(client, name)
             if undo is not None:
                 shown = name.name if name.database == self._sync.database else str(name)
-                own = bool(one["stream_column"])
-                found.append(TableStatus(shown, undo, names.count(name) > 1, own))
-        return tuple(found)
+                own = bool(row["stream_column"])
+                statuses.append(TableStatus(shown, undo, names.count(name) > 1, own))
+        return tuple(statuses)
 
-    def _forget_tables(self, held: _Held, which: str = "1") -> None:
-        if held.lease.client.has(self._registry):
-            held.lease.run(
+    def _forget_tables(self, owned: _OwnedStream, which: str = "1") -> None:
+        if owned.lease.client.has(self._registry):
+            owned.lease.run(
                 "DELETE FROM <all> WHERE id IN {ids:Array(String)} AND <which> AND <condition>",
-                {"ids": [held.lease.stream_id, held.lease.own_id], "prefix": PREFIX},
+                {"ids": [owned.lease.stream_id, owned.lease.own_id], "prefix": PREFIX},
                 settings=DELETED,
                 all=self._registry,
                 which=Fragment(which),
@@ -350,19 +354,19 @@ def prepare_place(lease: Lease, schema: SchemaFile, side_tables: Sequence[SideTa
     client, sync, catalog = lease.client, lease.sync, Catalog(lease)
     asked = [
         (
-            parse_name(one.name, sync.database),
-            Table(one.name, order_by=one.key, types=one.types),
-            one.schema,
+            parse_name(table.name, sync.database),
+            Table(table.name, order_by=table.key, types=table.types),
+            table.schema,
         )
-        for one in schema.tables
+        for table in schema.tables
     ]
     statements = CLICKHOUSE.split(schema.sql)
     anywhere = {"database": "default"}
     for place, sql in enumerate(statements, 1):
         problem = f"statement {place} cannot be read; nothing was created"
         _run(client, f"EXPLAIN AST {sql}", problem, anywhere)
-    for one in dict.fromkeys((client.database, sync.database)):
-        client.create_database(one)
+    for database in dict.fromkeys((client.database, sync.database)):
+        client.create_database(database)
     before = _all_tables(client)
     lease.create()
     SyncTable(lease, 1).create()
@@ -378,7 +382,7 @@ def prepare_place(lease: Lease, schema: SchemaFile, side_tables: Sequence[SideTa
             create_view(client, layout)
     _run_all(client, sync.database, statements)
     created = _all_tables(client) - before
-    return sorted(one.name if one.database == sync.database else str(one) for one in created)
+    return sorted(name.name if name.database == sync.database else str(name) for name in created)
 
 
 def _run_all(client: ClickHouseClient, database: str, statements: Sequence[str]) -> None:
@@ -410,12 +414,12 @@ def _explained(problem: str) -> Iterator[None]:
 
 
 def _all_tables(client: ClickHouseClient) -> set[TableName]:
-    found = client.rows(
+    rows = client.rows(
         "SELECT database, name FROM system.tables WHERE NOT has({system:Array(String)}, database) "
         "AND NOT startsWith(name, '.inner')",
         {"system": _SYSTEM},
     )
-    return {TableName(one["database"], one["name"]) for one in found}
+    return {TableName(row["database"], row["name"]) for row in rows}
 
 
 ADMIN = ClickHouseAdmin

@@ -64,7 +64,7 @@ class Catalog:
         self._lease = lease
         self._id = lease.stream_id
         self._database = lease.sync.database
-        self._declared = {parse_name(one.name, self._database): one for one in declared}
+        self._declared = {parse_name(table.name, self._database): table for table in declared}
         self._automatic = automatic
         self._managed = managed
         self._layouts: dict[TableName, Layout] = {}
@@ -77,8 +77,8 @@ class Catalog:
         """Take note where the stream stands: at a start, and once its first batch is committed."""
         self._cursor = cursor
         self._has_written = any(
-            one["id"] == self._id and not one["name"].startswith(PREFIX)
-            for one in self._registered()
+            row["id"] == self._id and not row["name"].startswith(PREFIX)
+            for row in self._registered()
         )
 
     def create(self) -> None:
@@ -106,18 +106,18 @@ class Catalog:
     def tracked(self) -> list[Layout]:
         """Return every table that the stream has written or may write, as far as they exist."""
         names = dict.fromkeys(self._declared)
-        for one in self._registered():
-            name = TableName(one["database"], one["name"])
-            ours = self._managed or one["name"].startswith(PREFIX)
-            if one["id"] != self._lease.id_in(name) or not ours:
+        for row in self._registered():
+            name = TableName(row["database"], row["name"])
+            ours = self._managed or row["name"].startswith(PREFIX)
+            if row["id"] != self._lease.id_in(name) or not ours:
                 continue
             names[name] = None
             if name not in self._declared:
                 self._declared[name] = Table(
-                    one["name"],
-                    block_column=one["block_column"],
-                    stream_column=one["stream_column"] or None,
-                    live_view=not one["name"].startswith(PREFIX),
+                    row["name"],
+                    block_column=row["block_column"],
+                    stream_column=row["stream_column"] or None,
+                    live_view=not row["name"].startswith(PREFIX),
                 )
         missing = {name: self._declared[name] for name in names if name not in self._layouts}
         described = read_layouts(self._client, missing)
@@ -142,7 +142,7 @@ class Catalog:
         if layout is None:
             return
         declared = self._declaration(name) or Table(name.name)
-        lacking = [one for one in schema if one.name not in layout.columns]
+        lacking = [field for field in schema if field.name not in layout.columns]
         if lacking:
             self._lease.check()
             add_columns(self._client, layout, declared, lacking)
@@ -158,7 +158,7 @@ class Catalog:
         The new name is noted first, the old one forgotten last: the stream finds its rows whenever
         it is interrupted. Called after `check_rename`.
         """
-        ours = {one["name"] for one in self._registered() if one["id"] == self._id}
+        ours = {row["name"] for row in self._registered() if row["id"] == self._id}
         before, after = self.described(old), self.described(new)
         if before is None and (after is None or new.name not in ours):
             return  # no row of it has come yet, or the transforms name it otherwise
@@ -183,9 +183,9 @@ class Catalog:
             return
         self._written = None  # another stream may have noted the table since it was read
         others = [
-            one["id"]
-            for one in self._registered()
-            if (one["database"], one["name"]) == (old.database, old.name) and one["id"] != self._id
+            row["id"]
+            for row in self._registered()
+            if (row["database"], row["name"]) == (old.database, old.name) and row["id"] != self._id
         ]
         views = readers_of(self._client, layout)
         if others or views or self.described(new) is not None:
@@ -212,7 +212,7 @@ class Catalog:
         layout = self.admitted(name)
         if layout is None:
             return None
-        found = self._client.rows(
+        rows = self._client.rows(
             "SELECT toInt64(<block>) AS headwater_block FROM <table> <final> WHERE <own> "
             "ORDER BY <block> LIMIT 1",
             {"stream": self._id},
@@ -221,7 +221,7 @@ class Catalog:
             final=layout.final,
             own=layout.own,
         )
-        return int(found[0]["headwater_block"]) if found else behind
+        return int(rows[0]["headwater_block"]) if rows else behind
 
     def described(self, name: TableName) -> Layout | None:
         """Return a table as the server describes it; nothing is created or noted."""
@@ -242,23 +242,23 @@ class Catalog:
 
     def knows_something(self) -> bool:
         """Tell whether tables of the stream are listed, or hold rows with its id."""
-        if any(one["id"] in (self._id, self._lease.own_id) for one in self._registered()):
+        if any(row["id"] in (self._id, self._lease.own_id) for row in self._registered()):
             return True
-        declared = {name: one for name, one in self._declared.items() if one.stream_column}
+        declared = {name: table for name, table in self._declared.items() if table.stream_column}
         layouts = read_layouts(self._client, declared)
-        return any(self.holds_rows(one) for one in layouts.values())
+        return any(self.holds_rows(layout) for layout in layouts.values())
 
     def next_version(self, layout: Layout) -> int:
         """Return a version that is higher than all in a table of the Replacing family."""
         if not layout.version:
             return 0
         if layout.name not in self._versions:
-            found = self._client.rows(
+            rows = self._client.rows(
                 "SELECT toInt64(max(<version>)) AS n FROM <table>",
                 version=layout.version,
                 table=layout.name,
             )
-            self._versions[layout.name] = int(found[0]["n"])
+            self._versions[layout.name] = int(rows[0]["n"])
         self._versions[layout.name] += 1
         return self._versions[layout.name]
 
@@ -286,16 +286,16 @@ class Catalog:
             self._admit(name, layout)
         return self._layouts.get(name)
 
-    def _admit(self, name: TableName, found: Layout) -> None:
+    def _admit(self, name: TableName, described: Layout) -> None:
         """Make sure that the rows of a table can be told from others', and keep its layout."""
         declared = self._declared.get(name)
-        layout: Layout | None = found
+        layout: Layout | None = described
         if declared is not None:
-            self._check_owner(name, found)
+            self._check_owner(name, described)
             if declared.live_view:
-                create_view(self._client, found)
-            if not (found.indexed and found.deduplicates):
-                prepare_undo(self._client, found)
+                create_view(self._client, described)
+            if not (described.indexed and described.deduplicates):
+                prepare_undo(self._client, described)
                 layout = read_layout(self._client, name, declared)
         if layout is not None:
             self._layouts[name] = layout
@@ -362,9 +362,9 @@ class Catalog:
         """
         if self._id == self._lease.own_id:
             return
-        for one in self._registered():
-            name = TableName(one["database"], one["name"])
-            if one["id"] != self._id or not name.name.startswith(PREFIX):
+        for entry in self._registered():
+            name = TableName(entry["database"], entry["name"])
+            if entry["id"] != self._id or not name.name.startswith(PREFIX):
                 continue
             mixed = [
                 row["list"]
@@ -382,7 +382,7 @@ class Catalog:
                 )
             layout = self.described(name)
             if layout is not None:
-                self._note(name, replace(layout, stream_column=one["stream_column"]))
+                self._note(name, replace(layout, stream_column=entry["stream_column"]))
                 self._rename_rows(layout)
             self._withdraw(name, self._id)
 
@@ -430,7 +430,7 @@ class Catalog:
 
     def holds_rows(self, layout: Layout, above: int = -1) -> bool:
         """Tell whether rows above a block count; the stream's, if a column says whose they are."""
-        found = self._client.rows(
+        rows = self._client.rows(
             "SELECT count() AS headwater_count FROM <table> <final> "
             "WHERE <block> > {above:Int64} AND <own>",
             {"stream": self._lease.id_in(layout.name), "above": above},
@@ -439,24 +439,24 @@ class Catalog:
             block=layout.block_column,
             own=layout.own,
         )
-        return bool(found[0]["headwater_count"])
+        return bool(rows[0]["headwater_count"])
 
     def _registered_elsewhere(self) -> list[dict[str, str]]:
         """Return what streams whose state is in other tables write; `list` says where it is noted.
 
         A list that this user may not read, or that is just dropped, says nothing.
         """
-        found: list[dict[str, str]] = []
-        for one in self._client.rows(_LISTS, {"suffix": LISTED}):
-            listed = TableName(one["database"], one["name"])
+        entries: list[dict[str, str]] = []
+        for table in self._client.rows(_LISTS, {"suffix": LISTED}):
+            listed = TableName(table["database"], table["name"])
             if listed == self.name:
                 continue
             with ignoring_refusal():
                 rows = self._client.rows(
                     "SELECT id, database, name, stream_column FROM <all> FINAL", all=listed
                 )
-                found += [row | {"list": str(listed)} for row in rows]
-        return found
+                entries += [row | {"list": str(listed)} for row in rows]
+        return entries
 
     def _registered(self) -> list[dict[str, str]]:
         """Return which stream writes which table, as it was when a table was last looked at."""

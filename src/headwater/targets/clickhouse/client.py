@@ -71,8 +71,8 @@ class ClickHouseClient:
                 f"address cannot be used: {error}"
             ) from None
         host = f"[{address.host}]" if ":" in address.host else address.host
-        given = dict(parse_qsl(address.query.reveal()))
-        user, password = given.pop("user", ""), given.pop("password", "")
+        options = dict(parse_qsl(address.query.reveal()))
+        user, password = options.pop("user", ""), options.pop("password", "")
         self.on_statement: Callable[[str], None] | None = None
         self.wait: Wait = sleep
         self.attempts = attempts
@@ -84,7 +84,7 @@ class ClickHouseClient:
         self._server = f"{address.scheme}://{host}:{address.port}/"
         self._user = address.user or Secret(user)
         self._password = address.password or Secret(password)
-        self._settings = {**given, **(settings or {})}
+        self._settings = {**options, **(settings or {})}
         self._pool: urllib3.PoolManager | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,10 +135,10 @@ class ClickHouseClient:
         wanted = {"output_format_json_quote_64bit_integers": "0", **(settings or {})}
         body = self._send(f"{sql} FORMAT JSON", params, wanted)
         try:
-            found: list[dict[str, Any]] = json.loads(body)["data"]
+            rows: list[dict[str, Any]] = json.loads(body)["data"]
         except (ValueError, KeyError) as error:
             raise self._lost("the answer is not whole") from error
-        return found
+        return rows
 
     def text(self, sql: str) -> str:
         """Return the answer to a statement that allows no FORMAT: values between tabs."""
@@ -157,11 +157,11 @@ class ClickHouseClient:
         body = self._send(f"{sql} FORMAT ArrowStream", params, wanted)
         if not body:  # no rows come with their schema
             raise self._lost("the answer is not whole")
-        found = _with_texts(pa.ipc.open_stream(body).read_all())
-        if any(pa.types.is_fixed_size_binary(field.type) for field in found.schema):
+        frame = _with_texts(pa.ipc.open_stream(body).read_all())
+        if any(pa.types.is_fixed_size_binary(field.type) for field in frame.schema):
             kinds = self.rows(f"DESCRIBE TABLE ({sql})", params)
-            return _with_wide_integers(found, {one["name"]: one["type"] for one in kinds})
-        return found
+            return _with_wide_integers(frame, {row["name"]: row["type"] for row in kinds})
+        return frame
 
     def insert(self, target: str, frame: pa.Table, token: str | None) -> None:
         """Insert rows; `target` is the table with its columns."""
@@ -199,13 +199,13 @@ class ClickHouseClient:
 
     def existing(self, database: str, names: Collection[str]) -> set[str]:
         """Return which of some tables there are; their database may be missing, too."""
-        found = self.rows(
+        rows = self.rows(
             "SELECT name FROM system.tables WHERE database = {database:String} "
             "AND name IN {names:Array(String)}",
             {"database": database, "names": sorted(names)},
             settings=_ANYWHERE,
         )
-        return {one["name"] for one in found}
+        return {row["name"] for row in rows}
 
     def has(self, name: TableName) -> bool:
         """Tell whether there is a table; refused if the client's own database is missing."""
@@ -307,7 +307,7 @@ class ClickHouseClient:
                 "another writer, or an operator, has taken the stream over; nothing was changed",
                 reason=reason.split(f"{FENCED}: ")[1].split(":")[0],
             )
-        if code == _DISK_FULL or any(one in reason for one in _NO_ROOM):
+        if code == _DISK_FULL or any(phrase in reason for phrase in _NO_ROOM):
             raise ClickHouseDiskFullError(
                 "the server's disk is full", server=self._server, reason=reason
             )
@@ -327,7 +327,7 @@ class ClickHouseClient:
 
     def _login(self) -> dict[str, str]:
         login = {"X-ClickHouse-User": self._user, "X-ClickHouse-Key": self._password}
-        return {name: one.reveal() for name, one in login.items() if one.reveal()}
+        return {name: secret.reveal() for name, secret in login.items() if secret.reveal()}
 
     def _lost(self, reason: str) -> ClickHouseConnectionError:
         return ClickHouseConnectionError(
@@ -369,20 +369,20 @@ def _is_here(host: str) -> bool:
 def _escape(value: object) -> str:
     """Write a value as a parameter: the server reads backslashes as escapes."""
     if isinstance(value, list | tuple):
-        inner = (f"'{_escape(one)}'" if isinstance(one, str) else str(one) for one in value)
+        inner = (f"'{_escape(item)}'" if isinstance(item, str) else str(item) for item in value)
         return f"[{','.join(inner)}]"
     text = str(value).replace("\\", "\\\\")
     return text.replace("\t", "\\t").replace("\n", "\\n").replace("\0", "\\0").replace("'", "\\'")
 
 
-def _with_texts(found: pa.Table) -> pa.Table:
+def _with_texts(frame: pa.Table) -> pa.Table:
     """Turn bytes into texts, column by column, where they are some."""
-    for place, field in enumerate(found.schema):
+    for place, field in enumerate(frame.schema):
         wanted = _text_type(field.type)
         if wanted != field.type:
             with suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                found = found.set_column(place, field.name, found.column(place).cast(wanted))
-    return found
+                frame = frame.set_column(place, field.name, frame.column(place).cast(wanted))
+    return frame
 
 
 def _text_type(kind: pa.DataType) -> pa.DataType:
@@ -391,18 +391,18 @@ def _text_type(kind: pa.DataType) -> pa.DataType:
     return pa.list_(_text_type(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
-def _with_wide_integers(found: pa.Table, kinds: Mapping[str, str]) -> pa.Table:
+def _with_wide_integers(frame: pa.Table, kinds: Mapping[str, str]) -> pa.Table:
     """Replace integers of 128 and 256 bits, which come as bytes, by their decimal text."""
-    for place, name in enumerate(found.column_names):
+    for place, name in enumerate(frame.column_names):
         kind = kinds.get(name, "").removeprefix("Nullable(").removesuffix(")")
         if kind in ("UInt128", "UInt256", "Int128", "Int256"):
             signed = kind.startswith("I")
             texts = [
-                None if one is None else str(int.from_bytes(one, "little", signed=signed))
-                for one in found.column(place).to_pylist()
+                None if raw is None else str(int.from_bytes(raw, "little", signed=signed))
+                for raw in frame.column(place).to_pylist()
             ]
-            found = found.set_column(place, name, pa.array(texts, pa.string()))
-    return found
+            frame = frame.set_column(place, name, pa.array(texts, pa.string()))
+    return frame
 
 
 def ignoring_refusal() -> suppress:

@@ -97,7 +97,7 @@ class Layout:
     @property
     def marks(self) -> tuple[str, ...]:
         """The columns that the engine needs and the target fills."""
-        return tuple(one for one in (self.sign, self.version, self.deleted) if one)
+        return tuple(mark for mark in (self.sign, self.version, self.deleted) if mark)
 
     @property
     def values(self) -> list[str]:
@@ -133,21 +133,23 @@ def read_layouts(
     client: ClickHouseClient, declared: Mapping[TableName, Table | None]
 ) -> dict[TableName, Layout]:
     """Read tables as `read_layout` does, those of one database together; without missing ones."""
-    found = {}
+    layouts = {}
     for database in dict.fromkeys(name.database for name in declared):
         wanted = {name.name: name for name in declared if name.database == database}
-        shown = [*wanted, *(f"{one}_live" for one in wanted)]
+        shown = [*wanted, *(f"{table}_live" for table in wanted)]
         rows = client.rows(_TABLES, {"database": database, "names": shown})
         there = {row["name"]: row for row in rows}
-        names = [one for one in wanted if one in there]
-        kinds: dict[str, dict[str, str]] = {one: {} for one in names}
+        names = [table for table in wanted if table in there]
+        kinds: dict[str, dict[str, str]] = {table: {} for table in names}
         if names:
             for row in client.rows(_COLUMNS, {"database": database, "names": names}):
                 kinds[row["table"]][row["name"]] = row["type"]
-        for one in names:
-            name, has_view = wanted[one], f"{one}_live" in there
-            found[name] = _layout(client, name, declared[name], there[one], kinds[one], has_view)
-    return found
+        for table in names:
+            name, has_view = wanted[table], f"{table}_live" in there
+            layouts[name] = _layout(
+                client, name, declared[name], there[table], kinds[table], has_view
+            )
+    return layouts
 
 
 def _layout(
@@ -214,8 +216,8 @@ def _check(layout: Layout) -> None:
 def _marks(kind: str, definition: str) -> tuple[Family, str, str, str]:
     """Read the engine's arguments: sign, version, mark of deletion."""
     match = re.match(r"\w+\(([^()]*)\)", definition)
-    given = [one.strip().strip("`") for one in match[1].split(",")] if match else []
-    names = [one for one in given if one and not one.startswith("'")]
+    arguments = [argument.strip().strip("`") for argument in match[1].split(",")] if match else []
+    names = [argument for argument in arguments if argument and not argument.startswith("'")]
     if kind in ("Collapsing", "VersionedCollapsing"):
         return Family.COLLAPSING, names[0], "", ""
     if kind == "Replacing" and len(names) == 2:
@@ -226,7 +228,7 @@ def _marks(kind: str, definition: str) -> tuple[Family, str, str, str]:
 def _sorting_key(text: str) -> tuple[str, ...]:
     """Split the sorting key; an expression stays as it is."""
     parts = re.split(r",\s*(?![^()]*\))", text) if text else []
-    return tuple(one.strip().strip("`") for one in parts)
+    return tuple(part.strip().strip("`") for part in parts)
 
 
 def _deduplicates(client: ClickHouseClient, engine: str, definition: str) -> bool:
@@ -237,7 +239,7 @@ def _deduplicates(client: ClickHouseClient, engine: str, definition: str) -> boo
     match = re.search(rf"\b{_WINDOW} = (\d+)", definition)
     if match is not None:
         return int(match[1]) > 0
-    return any(int(one["value"]) > 0 for one in client.rows(_DEFAULT_WINDOW, {"name": _WINDOW}))
+    return any(int(row["value"]) > 0 for row in client.rows(_DEFAULT_WINDOW, {"name": _WINDOW}))
 
 
 # --- creating -------------------------------------------------------------------------------------
@@ -254,15 +256,15 @@ def create_table(
     if declared.block_column not in schema.names:
         kinds[declared.block_column] = "Int64"
     nullable_key = False
-    for one in schema:
-        kind = declared.types.get(one.name) or new_column_type(one)
-        keyed = one.name in (declared.block_column, *declared.order_by, *_IDENTITY)
+    for column in schema:
+        kind = declared.types.get(column.name) or new_column_type(column)
+        keyed = column.name in (declared.block_column, *declared.order_by, *_IDENTITY)
         if keyed:
             kind = re.sub(r"Nullable\((\w+)\)", r"\1", kind)
-        elif one.name not in declared.types and one.nullable:
+        elif column.name not in declared.types and column.nullable:
             kind = nullable(kind)
-            nullable_key = nullable_key or one.name in order
-        kinds[one.name] = kind
+            nullable_key = nullable_key or column.name in order
+        kinds[column.name] = kind
     marks = _MARKS[declared.engine]
     kinds |= {mark: kind for mark, kind in marks.items() if mark not in kinds}
     settings = f"non_replicated_deduplication_window = {WINDOW}"
@@ -310,7 +312,7 @@ def drop_view(client: ClickHouseClient, layout: Layout) -> None:
 
 def _shown(client: ClickHouseClient, layout: Layout) -> list[str] | None:
     """Return the columns of the view, if it selects them of the table's rows that count."""
-    found = client.rows(
+    rows = client.rows(
         "SELECT as_select, "
         "(SELECT arrayMap(one -> one.2, arraySort(groupArray((position, name)))) "
         "FROM system.columns WHERE database = {database:String} AND table = {name:String}) "
@@ -318,11 +320,11 @@ def _shown(client: ClickHouseClient, layout: Layout) -> list[str] | None:
         "FROM system.tables WHERE database = {database:String} AND name = {name:String}",
         layout.name.suffixed("_live").params,
     )
-    if not found:
+    if not rows:
         return None
-    plain = str(found[0]["as_select"]).replace("`", "")
+    plain = str(rows[0]["as_select"]).replace("`", "")
     source = f"FROM {layout.name.database}.{layout.name.name} FINAL"
-    names: list[str] = found[0]["names"]
+    names: list[str] = rows[0]["names"]
     return names if plain == f"SELECT {', '.join(names)} {source}" else None
 
 
@@ -331,7 +333,8 @@ def add_columns(
 ) -> None:
     """Add columns for those of a frame; rows that are there have null."""
     kinds = {
-        one.name: declared.types.get(one.name) or nullable(new_column_type(one)) for one in fields
+        field.name: declared.types.get(field.name) or nullable(new_column_type(field))
+        for field in fields
     }
     parts = [f"ADD COLUMN IF NOT EXISTS {quote(name)} {kind}" for name, kind in kinds.items()]
     client.run(f"ALTER TABLE {layout.name} {', '.join(parts)}")
@@ -339,12 +342,12 @@ def add_columns(
 
 def readers_of(client: ClickHouseClient, layout: Layout) -> list[str]:
     """Return the materialized views that are told of a table's inserts."""
-    found = client.rows(
+    rows = client.rows(
         "SELECT dependencies_table AS names FROM system.tables "
         "WHERE database = {database:String} AND name = {name:String}",
         layout.name.params,
     )
-    return sorted(found[0]["names"]) if found else []
+    return sorted(rows[0]["names"]) if rows else []
 
 
 def prepare_undo(client: ClickHouseClient, layout: Layout) -> None:
@@ -382,7 +385,7 @@ def _order(declared: Table, schema: pa.Schema) -> list[str]:
     if declared.order_by:
         rest = list(declared.order_by)
     elif _COMPLETE.intersection(schema.names):
-        rest = [one for one in _IDENTITY if one in schema.names]
+        rest = [column for column in _IDENTITY if column in schema.names]
     else:
-        rest = [one.name for one in schema if not pa.types.is_nested(one.type)]
-    return begin + [one for one in rest if one not in begin]
+        rest = [field.name for field in schema if not pa.types.is_nested(field.type)]
+    return begin + [column for column in rest if column not in begin]

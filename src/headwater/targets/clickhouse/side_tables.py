@@ -61,8 +61,8 @@ class Statements:
         self, sql: str, params: Sequence[object] = (), *, prepare: bool = False, **parts: Part
     ) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
-        found = self._client.rows(*_named(text.compose(sql, **parts) if parts else sql, params))
-        return [tuple(one.values()) for one in found]
+        rows = self._client.rows(*_named(text.compose(sql, **parts) if parts else sql, params))
+        return [tuple(row.values()) for row in rows]
 
     def arrow(self, sql: str, params: Sequence[object] = (), **parts: Part) -> pa.Table:
         """Run a query and return a table."""
@@ -90,12 +90,12 @@ class ServerLookup:
 
     def columns_of(self, session: Any, schema: str, prefix: str) -> list[tuple[str, str, str]]:
         """Return table, column and type of all tables whose name begins with a prefix."""
-        found: list[tuple[str, str, str]] = session.rows(
+        columns: list[tuple[str, str, str]] = session.rows(
             "SELECT table, name, type FROM system.columns WHERE database = $1 "
             "AND startsWith(table, $2) ORDER BY table, position",
             [schema, prefix],
         )
-        return found
+        return columns
 
 
 LOOKUP = ServerLookup()
@@ -149,12 +149,12 @@ class SideTables(StoredSideTables):
             "sign Int8) ENGINE = CollapsingMergeTree(sign) ORDER BY (id, name)",
             notes=self.name,
         )
-        for one in tables:
-            declared = _declaration(one.name)
+        for table in tables:
+            declared = _declaration(table.name)
             self._catalog.declare(declared)
-            self._tables[one.name] = check_side_table(one)
+            self._tables[table.name] = check_side_table(table)
             name = self._catalog.parse(declared.name)
-            create_table(self._client, name, declared, one.columns)
+            create_table(self._client, name, declared, table.columns)
 
     def forget(self) -> None:
         """Remove the notes of interrupted settlements: the stream begins anew."""
@@ -172,9 +172,9 @@ class SideTables(StoredSideTables):
     ) -> None:
         """Note what is to be done, do it, and remove the note."""
         rows = {
-            other: base64.b64encode(_packed(side_rows(self._tables[other], given))).decode()
-            for other, given in moved.items()
-            if given.num_rows
+            other: base64.b64encode(_packed(side_rows(self._tables[other], frame))).decode()
+            for other, frame in moved.items()
+            if frame.num_rows
         }
         document = json.dumps({"name": name, "up_to": list(up_to), "moved": rows})
         note = secrets.token_hex(8)
@@ -228,9 +228,9 @@ class SideTables(StoredSideTables):
 
 def _named(sql: str, params: Sequence[object]) -> tuple[str, dict[str, object]]:
     """Return a statement and its parameters as ClickHouse reads them: with names and types."""
-    kinds = ["Int64" if isinstance(one, int) else "String" for one in params]
+    kinds = ["Int64" if isinstance(value, int) else "String" for value in params]
     named = re.sub(r"\$(\d+)", lambda at: f"{{p{at[1]}:{kinds[int(at[1]) - 1]}}}", sql)
-    return named, {f"p{place}": one for place, one in enumerate(params, 1)}
+    return named, {f"p{place}": value for place, value in enumerate(params, 1)}
 
 
 def _declaration(name: str) -> Table:

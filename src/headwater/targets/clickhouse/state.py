@@ -133,14 +133,14 @@ class Lease:
         `is_known` is asked where there is no epoch yet: whether anything of the stream is stored.
         Of two starts at one moment the higher number wins; the other one's statements are refused.
         """
-        (found,) = self.client.rows(
+        (row,) = self.client.rows(
             "SELECT max(number) AS highest, argMax(epoch, number) AS newest FROM <epochs> "
             "WHERE id = {id:String}",
             {"id": self.stream_id},
             epochs=self.name,
         )
-        self.number = int(found["highest"])
-        is_new = str(found["newest"]).startswith(_NEW)
+        self.number = int(row["highest"])
+        is_new = str(row["newest"]).startswith(_NEW)
         if not is_new and self.number < FORMER_LIMIT:
             is_new = not is_known()
         self._store_epoch(self._next_number(), "1", is_new=is_new)
@@ -269,29 +269,29 @@ class SyncTable:
 
     def load(self) -> PipeState:
         """Return the state that the rows stand for."""
-        found = self._found(
+        stored = self._select(
             "SELECT current, finalized, rollback_chain, toUnixTimestamp64Milli(timestamp) AS at "
             "FROM <sync> FINAL WHERE id = {id:String}"
         )
         rows = [
             (
-                one["at"],
+                row["at"],
                 SyncRow(
-                    load_cursor(one["current"]),
-                    load_finalized(one["finalized"]),
-                    load_chain(one["rollback_chain"]),
+                    load_cursor(row["current"]),
+                    load_finalized(row["finalized"]),
+                    load_chain(row["rollback_chain"]),
                 ),
             )
-            for one in found
+            for row in stored
         ]
-        rows.sort(key=lambda one: (one[0], one[1].current.number))
+        rows.sort(key=lambda pair: (pair[0], pair[1].current.number))
         self._lease.newest, self._rows = self.newest(), len(rows)
         return fold_rows(_needed([row for _, row in rows]))
 
     def newest(self) -> int:
         """Return the time of the stream's newest row on the server, also of one cancelled since."""
         newest = "SELECT toUnixTimestamp64Milli(max(timestamp)) AS at FROM <sync> "
-        return int(self._found(newest + "WHERE id = {id:String}")[0]["at"])
+        return int(self._select(newest + "WHERE id = {id:String}")[0]["at"])
 
     @property
     def is_ours(self) -> bool:
@@ -324,15 +324,15 @@ class SyncTable:
         What earlier rows say of finality then counts no longer. Called by commands; after a lost
         connection it is not tried again: the command may be repeated.
         """
-        held = self._found(
+        stored = self._select(
             "SELECT current, finalized, rollback_chain, toUnixTimestamp64Milli(timestamp) AS at, "
             "toInt64(sum(sign)) AS net FROM <sync> WHERE id = {id:String} "
             "GROUP BY current, finalized, rollback_chain, at HAVING net > 0"
         )
         texts = [
-            (one["current"], one["finalized"], one["rollback_chain"], one["at"], -1)
-            for one in held
-            for _ in range(one["net"])
+            (row["current"], row["finalized"], row["rollback_chain"], row["at"], -1)
+            for row in stored
+            for _ in range(row["net"])
         ]
         at = self._lease.newest
         if state.cursor is not None:
@@ -362,13 +362,13 @@ class SyncTable:
 
     def _holds(self, at: int, current: str) -> bool:
         """Tell whether a row is stored."""
-        found = self._found(
+        rows = self._select(
             "SELECT count() AS n FROM <sync> WHERE id = {id:String} AND "
             "toUnixTimestamp64Milli(timestamp) = {at:Int64} AND current = {current:String}",
             at=at,
             current=current,
         )
-        return bool(found[0]["n"])
+        return bool(rows[0]["n"])
 
     def _store(self, rows: Sequence[tuple[str, str, str, int, int]], token: str | None) -> None:
         """Insert rows, with the milliseconds of their time and their sign, all in one step."""
@@ -401,12 +401,12 @@ class SyncTable:
         self._rows = self._max_rows
 
     def _count(self, stream_id: str) -> int:
-        found = self._found(
+        rows = self._select(
             "SELECT count() AS n FROM <sync> FINAL WHERE id = {id:String}", id=stream_id
         )
-        return int(found[0]["n"])
+        return int(rows[0]["n"])
 
-    def _found(self, sql: str, **params: object) -> list[dict[str, Any]]:
+    def _select(self, sql: str, **params: object) -> list[dict[str, Any]]:
         """Return rows of the table, those of this stream unless another `id` is given."""
         return self._client.rows(sql, {"id": self._id, **params}, sync=self.name)
 

@@ -145,7 +145,9 @@ class Store:
         if self._scope.hot:
             blocks = folded["block_number"]
             numbers = sorted(pc.unique(blocks).to_pylist())
-            zones = {one: (folded.filter(pc.equal(blocks, one)), one - 1) for one in numbers}
+            zones = {
+                number: (folded.filter(pc.equal(blocks, number)), number - 1) for number in numbers
+            }
         for block, (rows, after) in zones.items():
             version = versioned.next_version()
             for frame in staged_frames(rows, block, version):

@@ -124,8 +124,8 @@ class ClickHouseTarget(DatabaseTarget):
     ) -> None:
         super().__init__(callbacks, settings.id, policy)
         self.clock: Callable[[], float] = time.time
-        given = client_or_url
-        self._client = ClickHouseClient(given) if isinstance(given, str) else given.copy()
+        client = client_or_url
+        self._client = ClickHouseClient(client) if isinstance(client, str) else client.copy()
         self._client.attempts, self._client.wait_s = settings.attempts, settings.wait_s
         self._tables = tables
         self._on_rollback = (
@@ -370,7 +370,7 @@ class ClickHouseTarget(DatabaseTarget):
         )
         self._own_rows = SideTables(self._catalog, lease)
         kept: tuple[Any, ...] = (self._sync, self._catalog, lease, attempts, self._own_rows)
-        creates: dict[str, Callable[[], None]] = {one.name.name: one.create for one in kept}
+        creates: dict[str, Callable[[], None]] = {table.name.name: table.create for table in kept}
         there = client.existing(sync.database, creates)
         for database in {} if there else {client.database, sync.database}:
             if database not in (known := client.databases()):

@@ -71,10 +71,10 @@ class Transfer:
         """Return rows as they are sent; raise a coded error if they could not be undone."""
         if self.blocks is not None and self.block_column in self.types:
             self._check_blocks(frame)
-        made = {name: fit(frame.column(name), kind, name) for name, kind in self.types.items()}
+        columns = {name: fit(frame.column(name), kind, name) for name, kind in self.types.items()}
         for name, (value, kind, _) in self.constants.items():
-            made[name] = pa.repeat(pa.scalar(value, kind), frame.num_rows)
-        return pa.table(made)
+            columns[name] = pa.repeat(pa.scalar(value, kind), frame.num_rows)
+        return pa.table(columns)
 
     def _check_blocks(self, frame: pa.Table) -> None:
         assert self.blocks is not None, "asked for with a scope only"
@@ -124,7 +124,7 @@ def plan_transfer(
         filled[layout.stream_column] = (stream_id, pa.string())
     if scope is not None and layout.block_column not in schema.names:
         filled[layout.block_column] = (scope.block, pa.int64())
-    constants = {name: (*made, layout.columns[name]) for name, made in filled.items()}
+    constants = {name: (*typed, layout.columns[name]) for name, typed in filled.items()}
     types = {name: layout.columns[name] for name in schema.names if name not in constants}
     for name, kind in types.items():  # types are compared before a row is sent
         fit(pa.chunked_array([], schema.field(name).type), kind, name)
@@ -137,7 +137,9 @@ def plan_transfer(
         str(layout.name),
         types,
         constants,
-        tuple(one for one in layout.sorting_key if one in types) if known and merges else (),
+        tuple(column for column in layout.sorting_key if column in types)
+        if known and merges
+        else (),
         layout.block_column,
         None if scope is None else (scope.after + 1, scope.block),
         layout.deduplicates,
@@ -208,16 +210,16 @@ def pieces_of(
 
 def _steps(batches: Iterable[pa.RecordBatch], enough: int) -> Iterator[pa.Table]:
     """Join small batches, so that work per batch does not count."""
-    held: list[pa.RecordBatch] = []
+    waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        held.append(batch)
+        waiting.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= enough or size >= _STEP_BYTES:
-            yield pa.Table.from_batches(held).combine_chunks()
-            held, rows, size = [], 0, 0
-    if held:
-        yield pa.Table.from_batches(held).combine_chunks()
+            yield pa.Table.from_batches(waiting).combine_chunks()
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.Table.from_batches(waiting).combine_chunks()
 
 
 class _Keys:
@@ -271,7 +273,7 @@ def _groupable(column: Any) -> Any:
         return column.cast(pa.int8())
     if not pa.types.is_nested(column.type):
         return column
-    return pa.chunked_array([_spelled(one) for one in column.chunks], pa.binary())
+    return pa.chunked_array([_spelled(chunk) for chunk in column.chunks], pa.binary())
 
 
 def _spelled(values: pa.Array) -> pa.Array:
@@ -280,7 +282,7 @@ def _spelled(values: pa.Array) -> pa.Array:
         pair = pa.struct([values.type.key_field, values.type.item_field])
         values = values.cast(pa.list_(pair))
     if pa.types.is_struct(values.type):
-        parts = [_spelled(one) for one in values.flatten()]
+        parts = [_spelled(child) for child in values.flatten()]
         spelled = pc.binary_join_element_wise(b"", *parts, b"")
     elif pa.types.is_nested(values.type):
         counts = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
@@ -360,17 +362,17 @@ class Writer:
         pieces, rows, tally = 0, 0, Tally()
         token = f"{self.token}/{part}"
         compression = self.client.compression
-        found = pieces_of(batches, self.transfer, self.piece_rows, compression, tally)
-        made = deque(islice(found, 2))
-        if len(made) > 1:
+        sealed = pieces_of(batches, self.transfer, self.piece_rows, compression, tally)
+        ready = deque(islice(sealed, 2))
+        if len(ready) > 1:
             self.attempts.note(token, self.condition)
         target = self.transfer.target(self.condition)
-        while made:  # a piece that was sent is let go
-            body, count = made.popleft()
+        while ready:  # a piece that was sent is let go
+            body, count = ready.popleft()
             self.client.insert_body(target, body, f"{token}/{pieces}")
             pieces, rows = pieces + 1, rows + count
             del body
-            made.extend(islice(found, 1))
+            ready.extend(islice(sealed, 1))
         self.client.close()
         facts = {**dict(zip(_COUNTS, (part, pieces, rows), strict=True)), _ALTERED: tally.dump()}
         yield pa.RecordBatch.from_pylist([facts], schema=_RECEIPT)
@@ -385,10 +387,12 @@ def insert_distributed(rows: ExecutorRows, writer: Writer) -> Tally:
         TryAgain: a partition may be a mixture of two attempts.
     """
     receipts = rows.run(writer, _RECEIPT).to_pylist()
-    several = [f"{writer.token}/{one['partition']}" for one in receipts if one["pieces"] > 1]
+    several = [
+        f"{writer.token}/{receipt['partition']}" for receipt in receipts if receipt["pieces"] > 1
+    ]
     if several and not writer.attempts.are_single(several):
         raise TryAgain("a task of several inserts was attempted twice")
     altered = Tally()
-    for one in receipts:
-        altered.add(Tally.load(one[_ALTERED]))
+    for receipt in receipts:
+        altered.add(Tally.load(receipt[_ALTERED]))
     return altered

@@ -62,7 +62,7 @@ def column_type(field: pa.Field) -> str:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return f"Array({_inner(kind.value_field)})"
     if pa.types.is_struct(kind) and kind.num_fields:
-        inner = ", ".join(f"`{one.name}` {_inner(one)}" for one in kind)
+        inner = ", ".join(f"`{member.name}` {_inner(member)}" for member in kind)
         return f"Tuple({inner})"
     if pa.types.is_map(kind):
         return f"Map({column_type(kind.key_field)}, {_inner(kind.item_field)})"
@@ -118,12 +118,13 @@ def fit(column: Any, kind: str, name: str) -> Any:
         if not chunks:
             fit(pa.nulls(0, source.value_type), inner, name)
             return column
-        fitted = [fit(one.flatten(), inner, name) for one in chunks]
+        fitted = [fit(chunk.flatten(), inner, name) for chunk in chunks]
         plain = [
-            one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one for one in fitted
+            items.combine_chunks() if isinstance(items, pa.ChunkedArray) else items
+            for items in fitted
         ]
         lists = zip(chunks, plain, strict=True)
-        return pa.chunked_array([listed(one, items, one.is_null()) for one, items in lists])
+        return pa.chunked_array([listed(chunk, items, chunk.is_null()) for chunk, items in lists])
     if _is_safe(source, natural, wanted):
         return column
     raise _unfit(name, source, kind)
@@ -134,7 +135,7 @@ def _is_safe(source: pa.DataType, natural: str, wanted: str) -> bool:
     if natural == "String":  # the server would round text to a float, and take many for a date
         return not wanted.startswith((*_NESTED, "Date", "Float")) or wanted.startswith("JSON")
     if wanted.startswith("Decimal") and natural.startswith("Decimal"):
-        digits, scale = (int(one) for one in wanted[8:-1].split(","))
+        digits, scale = (int(part) for part in wanted[8:-1].split(","))
         return bool(source.scale <= scale and source.precision - source.scale <= digits - scale)
     if (natural, wanted) in (("Float32", "Float64"), ("Bool", "UInt8")):
         return True
@@ -174,7 +175,7 @@ def _fit_bytes(column: Any, name: str, kind: str, width: int) -> Any:
     if not pc.any(is_hex, min_count=0).as_py():
         return column.cast(pa.binary()).cast(pa.binary(width))
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    return pa.chunked_array([_as_bytes(one, width) for one in chunks], type=pa.binary(width))
+    return pa.chunked_array([_as_bytes(chunk, width) for chunk in chunks], type=pa.binary(width))
 
 
 def _as_bytes(values: Any, width: int) -> Any:
@@ -183,8 +184,8 @@ def _as_bytes(values: Any, width: int) -> Any:
     if pc.all(pc.or_(is_hex, pc.is_null(values)), min_count=0).as_py():
         return _from_hex(values, width)
     plain = values.filter(pc.invert(is_hex)).cast(pa.binary()).cast(pa.binary(width))
-    made = put(pa.nulls(len(values), pa.binary(width)), pc.invert(is_hex), plain)
-    return put(made, is_hex, _from_hex(values.filter(is_hex), width))
+    filled = put(pa.nulls(len(values), pa.binary(width)), pc.invert(is_hex), plain)
+    return put(filled, is_hex, _from_hex(values.filter(is_hex), width))
 
 
 def _from_hex(texts: Any, width: int) -> Any:
@@ -196,10 +197,10 @@ def _from_hex(texts: Any, width: int) -> Any:
     digits = np.ascontiguousarray(raw.reshape(-1, size)[:, 2:]).reshape(-1)
     digits[(digits >= ord("A")) & (digits <= ord("F"))] |= 0x20
     values = pa.py_buffer(bytes_of(digits).tobytes())
-    made = pa.Array.from_buffers(pa.binary(width), len(known), [None, values])
+    decoded = pa.Array.from_buffers(pa.binary(width), len(known), [None, values])
     if not texts.null_count:
-        return made
-    return put(made, pc.is_null(texts), pa.nulls(texts.null_count, pa.binary(width)))
+        return decoded
+    return put(decoded, pc.is_null(texts), pa.nulls(texts.null_count, pa.binary(width)))
 
 
 def _fit_times(column: Any, name: str, kind: str, wanted: str) -> Any:
@@ -208,5 +209,5 @@ def _fit_times(column: Any, name: str, kind: str, wanted: str) -> Any:
         raise _unfit(name, source, kind, "make it a timestamp in a transform")
     match = re.match(r"DateTime64\((\d)", wanted)
     digits = int(match[1]) if match else 0
-    unit = _UNITS[min(one for one in _UNITS if one >= digits)]
+    unit = _UNITS[min(precision for precision in _UNITS if precision >= digits)]
     return column.cast(pa.timestamp(unit, source.tz or "UTC"))

@@ -78,8 +78,8 @@ class Undo:
         Of rows that agree in ORDER BY the engine shows a +1 that comes after the last -1. So a
         negative without its row gets one row more than it lacks, and the last -1 comes after them.
         """
-        names = columns(one for one in layout.columns if one != layout.sign)
-        net, hashes, copy = (_unused(one, layout) for one in ("net", "hashes", "copy"))
+        names = columns(column for column in layout.columns if column != layout.sign)
+        net, hashes, copy = (_unused(name, layout) for name in ("net", "hashes", "copy"))
         parts: dict[str, Any] = {
             "names": names,
             "sign": layout.sign,
@@ -107,11 +107,11 @@ class Undo:
         )
         removed: int | None = None
         for _ in range(_ROUNDS):
-            (found,) = self._client.rows(left, params)
-            if not (found[net] or found[hashes]):
+            (row,) = self._client.rows(left, params)
+            if not (row[net] or row[hashes]):
                 return removed or 0
-            alive, lone = int(found[net]), 0
-            if found[copy]:
+            alive, lone = int(row[net]), 0
+            if row[copy]:
                 (counted,) = self._client.rows(
                     "SELECT sumIf(<net>, <net> > 0) AS <hashes>, countIf(<net> < 0) AS <copy> "
                     "FROM (<nets>)",
@@ -156,8 +156,8 @@ class Undo:
     def _supersede(self, layout: Layout, where: str, params: Params) -> int:
         """Insert a newer, deleted version of each row."""
         alive = compose("<table> FINAL WHERE (<where>)", table=layout.name, where=_given(where))
-        found = self._count(layout, alive, params)
-        if found:
+        count = self._count(layout, alive, params)
+        if count:
             self._lease.run(
                 "INSERT INTO <table> (<rest>, <version>, <deleted>) "
                 "SELECT <rest>, <version> + 1, 1 FROM <alive> AND <condition>",
@@ -169,18 +169,18 @@ class Undo:
                 deleted=layout.deleted,
                 alive=alive,
             )
-        return found
+        return count
 
     def _delete(self, layout: Layout, where: str, params: Params) -> int:
         """Delete rows; materialized views are not told of it, and keep theirs."""
         which = compose("<table> WHERE (<where>)", table=layout.name, where=_given(where))
-        found = self._count(layout, which, params)
-        if found:
+        count = self._count(layout, which, params)
+        if count:
             self._notice(layout)
             self._lease.run(
                 "DELETE FROM <which> AND <condition>", params, settings=DELETED, which=which
             )
-        return found
+        return count
 
     def _notice(self, layout: Layout) -> None:
         if str(layout.name) not in self._noticed and not is_log(layout):
@@ -193,10 +193,10 @@ class Undo:
 
     def _count(self, layout: Layout, which: Fragment, params: Params) -> int:
         name = _unused("count", layout)
-        found = self._client.rows(
+        rows = self._client.rows(
             "SELECT count() AS <name> FROM <which>", params, name=name, which=which
         )
-        return int(found[0][name])
+        return int(rows[0][name])
 
 
 def _given(where: str) -> Fragment:

@@ -50,7 +50,9 @@ BLOCK, AFTER, VERSION, KIND, WHEN, WHOLE, DELETED, NAMED = _OWN = (
     "headwater_set",
 )
 _TYPES = ("Int64", "Int64", "Int64", "Int8", "Int8", "UInt8", "UInt8", "Array(String)")
-_KINDS = {one: Fragment(str(at)) for at, one in enumerate(("staged", "image", "sealed", "void"))}
+_KINDS = {
+    kind: Fragment(str(code)) for code, kind in enumerate(("staged", "image", "sealed", "void"))
+}
 IF_ABSENT, IF_PRESENT, ALWAYS, MUST_BE_ABSENT, NOTHING = range(5)
 _INTEGER = re.compile(r"U?Int\d+")
 _KEYS = re.compile(r"(?:U?Int\d+|String)")
@@ -69,7 +71,7 @@ def schema_of(layout: Layout) -> TableSchema | None:
         return None
     if layout.family is not Family.REPLACING or not _VERSIONS.fullmatch(kinds[layout.version]):
         return None
-    if not key or not all(_KEYS.fullmatch(bare(kinds.get(one, ""))) for one in key):
+    if not key or not all(_KEYS.fullmatch(bare(kinds.get(name, ""))) for name in key):
         return None
     shown: dict[str, Any] = {
         name: "integer" if _INTEGER.fullmatch(bare(kinds[name])) else "text"
@@ -127,7 +129,7 @@ class Versioned:
                 "the engine of a table with a log was changed", table=name, log=log.name
             )
         known = {*log.columns, *layout.marks}
-        kinds = {one: kind for one, kind in layout.columns.items() if one in known}
+        kinds = {name: kind for name, kind in layout.columns.items() if name in known}
         return cls(lease, replace(layout, columns=kinds))
 
     def create_log(self) -> None:
@@ -141,9 +143,9 @@ class Versioned:
                 self.layout.name.params,
             )
         }
-        kinds = {one: self.layout.columns[one] + defaults.get(one, "") for one in self._rows}
-        lines = [f"{quote(one)} {kind}" for one, kind in kinds.items()]
-        own = [f"{one} {kind}" for one, kind in zip(_OWN, _TYPES, strict=True)]
+        kinds = {name: self.layout.columns[name] + defaults.get(name, "") for name in self._rows}
+        lines = [f"{quote(name)} {kind}" for name, kind in kinds.items()]
+        own = [f"{name} {kind}" for name, kind in zip(_OWN, _TYPES, strict=True)]
         self._lease.check()
         self._client.run(
             f"CREATE TABLE IF NOT EXISTS {self.log} ({', '.join(own + lines)}) "
@@ -154,11 +156,11 @@ class Versioned:
 
     def next_version(self) -> int:
         """Return a version that is higher than all that the table and its log have seen."""
-        found = self._rows_of(
+        rows = self._rows_of(
             "SELECT greatest((SELECT toInt64(max(<version>)) FROM <table>), "
             "(SELECT max(<of_version>) FROM <log>)) + 1 AS n"
         )
-        return int(found[0]["n"])
+        return int(rows[0]["n"])
 
     def apply(self, block: int, after: int, version: int) -> None:
         """Do what was staged with a version; `after`: the block whose images these are.
@@ -188,7 +190,7 @@ class Versioned:
             "WHERE <of_version> = {version:Int64} AND <kind> = <image> LIMIT 1 BY <key>) AS past "
             "USING (<key>) WHERE (now.<when> IN (<always>) OR now.<when> = past.headwater_is) "
             "AND <condition>",
-            params | {f"c{at}": one for at, one in enumerate(self._rows)},
+            params | {f"c{at}": name for at, name in enumerate(self._rows)},
             values=Fragment(", ".join(map(self._value, range(len(self._rows)), self._rows))),
             always=Fragment(f"{ALWAYS}, {MUST_BE_ABSENT}"),
         )
@@ -203,7 +205,7 @@ class Versioned:
         return compose(template, name=name, own=own, whole=WHOLE, set=NAMED)
 
     def _refuse_duplicates(self, params: dict[str, Any]) -> None:
-        found = self._rows_of(
+        duplicates = self._rows_of(
             "SELECT toString(tuple(<key>)) AS headwater_key FROM <log> "
             "WHERE <of_version> = {version:Int64} AND <kind> = <staged> AND <when> >= <at_least> "
             "AND (<key>) IN (SELECT <key> FROM <log> "
@@ -211,11 +213,11 @@ class Versioned:
             params,
             at_least=Fragment(str(MUST_BE_ABSENT)),
         )
-        if found:
+        if duplicates:
             raise DuplicateInsertError(
                 "a row is inserted while it is there",
                 table=self.layout.name,
-                key=found[0]["headwater_key"],
+                key=duplicates[0]["headwater_key"],
                 block=params["block"],
             )
 
@@ -225,17 +227,17 @@ class Versioned:
         Raises:
             RewindError: there are images of the blocks before them and after them alone.
         """
-        found = self._rows_of(
+        rows = self._rows_of(
             "SELECT <of_after> AS low, <of_block> AS high FROM <log> WHERE <kind> = <sealed> "
             "AND <of_block> > {number:Int64} AND <of_after> < {number:Int64} LIMIT 1",
             {"number": number},
         )
-        if found:
+        if rows:
             raise RewindError(
                 "changes of final blocks were applied together: go back to the one or the other",
                 table=self.layout.name,
                 wanted=number,
-                possible=f"{found[0]['low']}, {found[0]['high']}",
+                possible=f"{rows[0]['low']}, {rows[0]['high']}",
             )
 
     def restore(self, number: int) -> int:
@@ -366,7 +368,7 @@ def pivot(lists: pa.Array, rows: int, key: Sequence[str]) -> dict[str, pa.Array]
     entries = lists.flatten()
     owners = np.repeat(np.arange(rows), _lengths(lists))
     codes, names = codes_of(entries.field(0))
-    made: dict[str, pa.Array] = {}
+    columns: dict[str, pa.Array] = {}
     for code, name in enumerate(names.to_pylist()):
         if name == ANONYMOUS:
             if len(key) != 1:
@@ -377,5 +379,5 @@ def pivot(lists: pa.Array, rows: int, key: Sequence[str]) -> dict[str, pa.Array]
         places = np.flatnonzero(codes == code)
         source = np.full(rows, -1, np.int64)
         source[owners[places]] = places
-        made[name] = entries.field(1).take(pa.array(source, mask=source < 0))
-    return made
+        columns[name] = entries.field(1).take(pa.array(source, mask=source < 0))
+    return columns
