@@ -179,15 +179,15 @@ def open_admin(address: str, *, schema: str | None = None, table: str = "sync") 
     `schema` (ClickHouse: the database) and `table` say where the state is kept, if not in the
     default place.
     """
-    made: Admin
+    admin: Admin
     kind = kind_of(address)
     if kind in ("postgres", "duckdb"):
         from headwater.targets.sql.admin import SqlAdmin
 
         return SqlAdmin(import_extra(kind, "DATABASE", ".target"), address, schema, table)
     module = ".admin" if kind == "clickhouse" else ".target"
-    made = import_extra(kind, "ADMIN", module)(address, schema, table)
-    return made
+    admin = import_extra(kind, "ADMIN", module)(address, schema, table)
+    return admin
 
 
 def kind_of(address: str) -> str:
@@ -218,8 +218,8 @@ def kind_of(address: str) -> str:
 
 def _kind_of_lake(address: str) -> str:
     """Return which format a folder holds; asked for only where there is one."""
-    found: str = import_extra("lake", "kind_of_lake", ".admin")(address)
-    return found
+    lake_format: str = import_extra("lake", "kind_of_lake", ".admin")(address)
+    return lake_format
 
 
 def check_address(address: str | Path, *kinds: str) -> None:
@@ -230,13 +230,13 @@ def check_address(address: str | Path, *kinds: str) -> None:
     """
     scheme = _scheme(str(address))
     if scheme and not ("postgres" in kinds and scheme in ("postgres", "postgresql")):
-        takes = " or ".join(_TAKEN[one] for one in kinds)
+        takes = " or ".join(_TAKEN[kind] for kind in kinds)
         raise InvalidOptionError(f"this target takes {takes}", got=f"{scheme}://")
 
 
 def _scheme(address: str) -> str:
-    scheme, found, _ = address.partition("://")
-    known = found and scheme.isascii() and scheme.replace("+", "").isalnum()
+    scheme, separator, _ = address.partition("://")
+    known = separator and scheme.isascii() and scheme.replace("+", "").isalnum()
     return scheme.lower() if known else ""
 
 
@@ -246,10 +246,10 @@ def find_stream(streams: Sequence[StreamStatus], stream_id: str) -> StreamStatus
     Raises:
         NothingStoredError: there is none.
     """
-    for one in streams:
-        if one.id == stream_id:
-            return one
-    known = ", ".join(one.id for one in streams) or "none"
+    for stream in streams:
+        if stream.id == stream_id:
+            return stream
+    known = ", ".join(stream.id for stream in streams) or "none"
     raise NothingStoredError("no such stream is stored here", stream=stream_id, known=known)
 
 
@@ -272,12 +272,12 @@ def plan_move(
         raise CursorMoveError("nothing is committed yet, so there is no cursor to move")
     wanted = BlockCursor(number, block_hash)
     if points[0].number <= number <= state.cursor.number:
-        found = next(one for one in reversed(points) if one.number <= number)
-        if block_hash is not None and found.hash != wanted.hash:
-            raise CursorMoveError("another block is stored there", wanted=wanted, stored=found)
-        if not stream.tables and found != state.cursor and not force:
+        landing = next(point for point in reversed(points) if point.number <= number)
+        if block_hash is not None and landing.hash != wanted.hash:
+            raise CursorMoveError("another block is stored there", wanted=wanted, stored=landing)
+        if not stream.tables and landing != state.cursor and not force:
             raise CursorMoveError(UNKNOWN_TABLES, stream=stream.id)
-        return Move(MoveKind.UNDO, state.rewind(found))
+        return Move(MoveKind.UNDO, state.rewind(landing))
     if not force:
         below = number < points[0].number
         raise CursorMoveError(
@@ -287,7 +287,7 @@ def plan_move(
             oldest=points[0],
         )
     if number < state.cursor.number:
-        kept = [one.name for one in stream.tables if not one.goes_by_block]
+        kept = [table.name for table in stream.tables if not table.goes_by_block]
         if kept:
             raise CursorMoveError(
                 "what final blocks did to these tables is not kept, so it would stay and be done "

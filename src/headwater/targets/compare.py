@@ -58,8 +58,8 @@ def counted(rows: pa.Table) -> pa.Table:
 
 def shared_columns(expected: Sequence[str], stored: Sequence[str]) -> dict[str, str]:
     """Return the columns that both sides have: the expected name, and the stored spelling."""
-    spelled = {one.casefold(): one for one in stored if one != COUNT}
-    return {one: spelled[one.casefold()] for one in expected if one.casefold() in spelled}
+    spelled = {name.casefold(): name for name in stored if name != COUNT}
+    return {name: spelled[name.casefold()] for name in expected if name.casefold() in spelled}
 
 
 def compare_blocks(expected: pa.Table, stored: pa.Table, block_column: str) -> list[BlockFinding]:
@@ -69,7 +69,7 @@ def compare_blocks(expected: pa.Table, stored: pa.Table, block_column: str) -> l
     (block, its hash, the place in it, as far as there are such columns), else an orphan.
     """
     both = _joined(expected, stored, block_column)
-    values = [one for one in both.column_names if one not in (_WANTED, _FOUND)]
+    values = [name for name in both.column_names if name not in (_WANTED, _FOUND)]
     rows = _sums(both, values, _WANTED, _FOUND)
     rows = rows.filter(pc.not_equal(rows[_WANTED], rows[_FOUND]))
     if rows.num_rows == 0:
@@ -81,64 +81,64 @@ def compare_blocks(expected: pa.Table, stored: pa.Table, block_column: str) -> l
     rows = rows.append_column("duplicates", pc.if_else(is_known, above, zero))
     rows = rows.append_column(_EXTRA, pc.if_else(is_known, zero, above))
     rows = rows.append_column(_MISSING, missing)
-    identity = [_BLOCK, *(_value(one) for one in IDENTITY if _value(one) in values)]
+    identity = [_BLOCK, *(_value(name) for name in IDENTITY if _value(name) in values)]
     pairs = _sums(rows, identity, "duplicates", _MISSING, _EXTRA)
     changed = pc.min_element_wise(pairs[_MISSING], pairs[_EXTRA])
     pairs = pairs.append_column(_CHANGED, changed)
     pairs = pairs.append_column("holes", pc.subtract(pairs[_MISSING], changed))
     pairs = pairs.append_column("orphans", pc.subtract(pairs[_EXTRA], changed))
     kinds = ("holes", "duplicates", "orphans", _CHANGED)
-    found = {one.pop(_BLOCK): one for one in _sums(pairs, [_BLOCK], *kinds).to_pylist()}
+    counts = {row.pop(_BLOCK): row for row in _sums(pairs, [_BLOCK], *kinds).to_pylist()}
     totals = _sums(both, [_BLOCK], _WANTED, _FOUND)
-    totals = totals.filter(pc.is_in(totals[_BLOCK], pa.array(list(found), pa.int64())))
+    totals = totals.filter(pc.is_in(totals[_BLOCK], pa.array(list(counts), pa.int64())))
     columns = _changed_columns(rows, pairs, identity, values)
     return sorted(
         (
             BlockFinding(
-                one[_BLOCK],
-                one[_WANTED],
-                one[_FOUND],
-                columns=columns.get(one[_BLOCK], []),
-                **found[one[_BLOCK]],
+                row[_BLOCK],
+                row[_WANTED],
+                row[_FOUND],
+                columns=columns.get(row[_BLOCK], []),
+                **counts[row[_BLOCK]],
             )
-            for one in totals.to_pylist()
+            for row in totals.to_pylist()
         ),
-        key=lambda one: one.block,
+        key=lambda finding: finding.block,
     )
 
 
 def compare_keys(expected: pa.Table, stored: pa.Table, key: Sequence[str]) -> list[KeyFinding]:
     """Return the keys whose rows differ, in order. All columns are texts, those of `expected`."""
-    values = [one for one in expected.column_names if one not in key]
+    values = [name for name in expected.column_names if name not in key]
     stored = stored.select([*key, *values]).rename_columns([*key, *map(_value, values)])
     sides = [
-        one.append_column(name, pa.repeat(True, one.num_rows))
-        for one, name in ((expected, _WANTED), (stored, _FOUND))
+        side.append_column(name, pa.repeat(True, side.num_rows))
+        for side, name in ((expected, _WANTED), (stored, _FOUND))
     ]
     both = sides[0].join(sides[1], keys=list(key), join_type="full outer")
-    differs = {one: _differs(both[one], both[_value(one)]) for one in values}
+    differs = {name: _differs(both[name], both[_value(name)]) for name in values}
     alone = pc.or_(pc.is_null(both[_WANTED]), pc.is_null(both[_FOUND]))
     rows = alone
-    for one in differs.values():
-        rows = pc.or_(rows, one)
+    for unequal in differs.values():
+        rows = pc.or_(rows, unequal)
     marked = both.select([*key, _WANTED, _FOUND])
     for name, column in differs.items():
         marked = marked.append_column(_value(name), column)
     return [
         KeyFinding(
-            {name: one[name] for name in key},
-            hole=one[_FOUND] is None,
-            orphan=one[_WANTED] is None,
-            columns=[name for name in values if one[_value(name)] and one[_WANTED] and one[_FOUND]],
+            {name: row[name] for name in key},
+            hole=row[_FOUND] is None,
+            orphan=row[_WANTED] is None,
+            columns=[name for name in values if row[_value(name)] and row[_WANTED] and row[_FOUND]],
         )
-        for one in marked.filter(rows).sort_by([(name, "ascending") for name in key]).to_pylist()
+        for row in marked.filter(rows).sort_by([(name, "ascending") for name in key]).to_pylist()
     ]
 
 
-def _differs(one: Any, other: Any) -> Any:
+def _differs(left: Any, right: Any) -> Any:
     """Return where two columns differ; null equals null alone."""
-    unequal = pc.fill_null(pc.not_equal(one, other), False)
-    return pc.or_(unequal, pc.xor(pc.is_null(one), pc.is_null(other)))
+    unequal = pc.fill_null(pc.not_equal(left, right), False)
+    return pc.or_(unequal, pc.xor(pc.is_null(left), pc.is_null(right)))
 
 
 def _changed_columns(
@@ -149,15 +149,15 @@ def _changed_columns(
     if pairs.num_rows == 0:
         return {}
     rows = rows.join(pairs, keys=identity, join_type="inner")
-    found: dict[int, list[str]] = {}
-    for one in values:
-        if one in identity:
+    differing_columns: dict[int, list[str]] = {}
+    for column in values:
+        if column in identity:
             continue
-        sums = _sums(rows, [*identity, one], _MISSING, _EXTRA)
+        sums = _sums(rows, [*identity, column], _MISSING, _EXTRA)
         differing = sums.filter(pc.not_equal(sums[_MISSING], sums[_EXTRA]))[_BLOCK]
         for number in pc.unique(differing).to_pylist():
-            found.setdefault(number, []).append(one.removeprefix("value."))
-    return found
+            differing_columns.setdefault(number, []).append(column.removeprefix("value."))
+    return differing_columns
 
 
 def _joined(expected: pa.Table, stored: pa.Table, block_column: str) -> pa.Table:
@@ -165,7 +165,7 @@ def _joined(expected: pa.Table, stored: pa.Table, block_column: str) -> pa.Table
     columns: dict[str, Any] = {}
     for name, spelled in shared_columns(expected.column_names, stored.column_names).items():
         if name.casefold() == block_column.casefold():
-            sides = [one.cast(pa.int64()) for one in (expected[name], stored[spelled])]
+            sides = [side.cast(pa.int64()) for side in (expected[name], stored[spelled])]
             columns[_BLOCK] = _below(*sides)
         else:
             columns[_value(name)] = _below(*_alike(expected[name], stored[spelled]))
@@ -184,16 +184,16 @@ def _value(name: str) -> str:
 def _below(upper: Any, lower: Any) -> Any:
     chunks = [
         chunk
-        for one in (upper, lower)
-        for chunk in (one.chunks if isinstance(one, pa.ChunkedArray) else [one])
+        for side in (upper, lower)
+        for chunk in (side.chunks if isinstance(side, pa.ChunkedArray) else [side])
     ]
     return pa.chunked_array(chunks, upper.type)
 
 
 def _sums(rows: pa.Table, keys: list[str], *numbers: str) -> pa.Table:
     """Add numbers up by keys; the sums keep the names."""
-    made = rows.group_by(keys).aggregate([(one, "sum") for one in numbers])
-    return made.select([*keys, *(f"{one}_sum" for one in numbers)]).rename_columns(
+    sums = rows.group_by(keys).aggregate([(number, "sum") for number in numbers])
+    return sums.select([*keys, *(f"{number}_sum" for number in numbers)]).rename_columns(
         [*keys, *numbers]
     )
 
@@ -201,20 +201,20 @@ def _sums(rows: pa.Table, keys: list[str], *numbers: str) -> pa.Table:
 # --- types ----------------------------------------------------------------------------------------
 
 
-def _alike(one: Any, other: Any) -> tuple[Any, Any]:
+def _alike(left: Any, right: Any) -> tuple[Any, Any]:
     """Return two columns in a type in which equal values are equal, whatever a database stores."""
-    one, other = _plain(one), _plain(other)
-    kinds = {_kind(one.type), _kind(other.type)}
+    left, right = _plain(left), _plain(right)
+    kinds = {_kind(left.type), _kind(right.type)}
     if "nested" in kinds:
-        return _json_text(one), _json_text(other)
+        return _json_text(left), _json_text(right)
     if kinds == {"float"} or kinds == {"float", "number"}:
-        return one.cast(pa.float64()), other.cast(pa.float64())
+        return left.cast(pa.float64()), right.cast(pa.float64())
     if "bytes" in kinds and kinds <= {"bytes", "text"}:
-        return one.cast(pa.binary()), other.cast(pa.binary())
-    if pa.types.is_decimal(one.type) and pa.types.is_decimal(other.type):
-        exact = pa.decimal256(76, max(one.type.scale, other.type.scale))
-        one, other = one.cast(exact), other.cast(exact)
-    return _text(one), _text(other)
+        return left.cast(pa.binary()), right.cast(pa.binary())
+    if pa.types.is_decimal(left.type) and pa.types.is_decimal(right.type):
+        exact = pa.decimal256(76, max(left.type.scale, right.type.scale))
+        left, right = left.cast(exact), right.cast(exact)
+    return _text(left), _text(right)
 
 
 def _kind(kind: Any) -> str:
@@ -249,6 +249,11 @@ def _text(column: Any) -> Any:
 
 def _json_text(column: Any) -> Any:
     """Return nested values as JSON; a database may hold them as such a text already."""
-    found = [json.loads(one) if isinstance(one, str) else one for one in column.to_pylist()]
-    texts = [None if one is None else json.dumps(one, sort_keys=True, default=str) for one in found]
+    documents = [
+        json.loads(value) if isinstance(value, str) else value for value in column.to_pylist()
+    ]
+    texts = [
+        None if document is None else json.dumps(document, sort_keys=True, default=str)
+        for document in documents
+    ]
     return pa.chunked_array([pa.array(texts, pa.string())])

@@ -47,7 +47,7 @@ class FanOutTarget:
     """Made by a stream that is given several targets. `states` are what each has committed."""
 
     def __init__(self, targets: Sequence[Target[Any]]) -> None:
-        if len(targets) < 2 or len({id(one) for one in targets}) < len(targets):
+        if len(targets) < 2 or len({id(target) for target in targets}) < len(targets):
             raise InvalidOptionError("give two targets or more, each once", got=len(targets))
         self.targets = tuple(targets)
         self.states = [PipeState() for _ in targets]
@@ -62,11 +62,14 @@ class FanOutTarget:
         Each target keeps the stream's definition by itself: one of them may have been evolved, or
         added, before the others.
         """
-        found = [one.capabilities for one in self.targets]
+        capabilities = [target.capabilities for target in self.targets]
         return Capabilities(
             rereads=True,
             side_tables=self if self._keepers() else None,
-            file=next((one.file for one in found if one.file is not None), None),
+            file=next(
+                (capability.file for capability in capabilities if capability.file is not None),
+                None,
+            ),
             branches=self._branches,
             undo_rows=self._undo_rows,
             altered=self._altered,
@@ -76,8 +79,8 @@ class FanOutTarget:
 
     def bind(self, stream_id: str, runtime: Runtime = ALONE) -> None:
         """Give all targets the stream's id, and what its run hands them."""
-        for one in self.targets:
-            binding(one)(stream_id, runtime)
+        for target in self.targets:
+            binding(target)(stream_id, runtime)
 
     def recover(self) -> PipeState:
         """Recover all targets, undo what only some hold, and return where the last one stands.
@@ -85,7 +88,7 @@ class FanOutTarget:
         What one of them knows to be final is final for those that hold the same blocks; the others
         learn it from the portal.
         """
-        self.states = [one.recover() for one in self.targets]
+        self.states = [target.recover() for target in self.targets]
         self._is_uneven = True
         while (odd := self._uncertain()) is not None:
             index, common = odd
@@ -96,28 +99,28 @@ class FanOutTarget:
             )  # fmt: skip
             self.targets[index].roll_back(state)
             self.states[index] = state
-        found = self._lowest
-        for one in self.states:
-            found = _as_final(found, one)
-        chain = tuple(one for one in found.rollback_chain if self._can_all_land(one))
-        return PipeState(found.cursor, found.finalized, chain)
+        lowest = self._lowest
+        for known in self.states:
+            lowest = _as_final(lowest, known)
+        chain = tuple(point for point in lowest.rollback_chain if self._can_all_land(point))
+        return PipeState(lowest.cursor, lowest.finalized, chain)
 
     def commit(self, batches: Sequence[Batch[Any]], state: PipeState) -> None:
         """Give each target the batches that it lacks, one target after the other."""
         for index in range(len(self.targets)):
             self._check_final(index, batches)
         for index, target in enumerate(self.targets):
-            held = self.states[index]
+            stored = self.states[index]
             lacking = []
             for batch in batches:
-                if batch.state.number > held.number:
-                    after = _with_finality(batch.state, held)
-                    one = replace(batch, state=after, data=batch.data[index])
-                    lacking.append(one)
-            if not lacking and held.number != state.number:
+                if batch.state.number > stored.number:
+                    after = _with_finality(batch.state, stored)
+                    own = replace(batch, state=after, data=batch.data[index])
+                    lacking.append(own)
+            if not lacking and stored.number != state.number:
                 continue  # it is ahead
-            after = _with_finality(state, held)
-            if lacking or after != held:
+            after = _with_finality(state, stored)
+            if lacking or after != stored:
                 target.commit(lacking, after)
                 self.states[index] = after
         if self._is_uneven and self._is_together:
@@ -126,18 +129,19 @@ class FanOutTarget:
     def roll_back(self, state: PipeState) -> None:
         """Undo what each target has above the cursor, and can undo: what is final for it stays."""
         for index, target in enumerate(self.targets):
-            held = self.states[index]
-            if held.number <= state.number:
+            stored = self.states[index]
+            if stored.number <= state.number:
                 continue
-            all_points = held.landing_points()
-            points = [one for one in all_points if one.number <= state.number] or all_points[:1]
-            landing = next((one for one in points if one == state.cursor), points[-1])
-            if landing == held.cursor:
+            all_points = stored.landing_points()
+            reached = [point for point in all_points if point.number <= state.number]
+            points = reached or all_points[:1]
+            landing = next((point for point in points if point == state.cursor), points[-1])
+            if landing == stored.cursor:
                 continue  # all that it has is final
-            after = _as_final(held.rewind(landing), state)
+            after = _as_final(stored.rewind(landing), state)
             target.roll_back(after)
             self.states[index] = after
-        behind = [index for index, one in enumerate(self.states) if one.number < state.number]
+        behind = [index for index, own in enumerate(self.states) if own.number < state.number]
         if behind:
             raise FanOutBranchError(
                 "a target went back further than the others; the next start lets it catch up",
@@ -148,29 +152,31 @@ class FanOutTarget:
     def close(self) -> None:
         """Close all targets, also if one fails."""
         with ExitStack() as stack:
-            for one in self.targets:
-                stack.callback(one.close)
+            for target in self.targets:
+                stack.callback(target.close)
 
     def _branches(self) -> list[tuple[Target[Any], PipeState]]:
         return list(zip(self.targets, self.states, strict=True))
 
     def _undo_rows(self) -> int:
-        counts = (one.capabilities.undo_rows for one in self.targets)
+        counts = (target.capabilities.undo_rows for target in self.targets)
         return sum(count() for count in counts if count is not None)
 
     def _altered(self) -> tuple[int, int]:
-        found = (one.capabilities.altered for one in self.targets)
-        totals = [one() for one in found if one is not None]
+        counters = (target.capabilities.altered for target in self.targets)
+        totals = [counter() for counter in counters if counter is not None]
         return sum(values for values, _ in totals), sum(rows for _, rows in totals)
 
     # --- side tables ------------------------------------------------------------------------------
 
     def open_side_tables(self, tables: Sequence[SideTable]) -> None:
         """Have every target that keeps side tables create them."""
-        self._complete = tuple(one.name for one in tables if one.complete)
-        self._settling = frozenset(one.name for one in tables if one.settles and not one.complete)
-        for _, one in self._keepers():
-            one.open_side_tables(tables)
+        self._complete = tuple(table.name for table in tables if table.complete)
+        self._settling = frozenset(
+            table.name for table in tables if table.settles and not table.complete
+        )
+        for _, keeper in self._keepers():
+            keeper.open_side_tables(tables)
 
     def read_side_table(
         self,
@@ -202,35 +208,35 @@ class FanOutTarget:
         targets stand apart, only blocks count that no fork takes back from any of them.
         """
         self._is_uneven = not self._is_together
-        keepers = [one for _, one in self._keepers()]
+        keepers = [keeper for _, keeper in self._keepers()]
         together = self._lowest.number
-        reach = min(one.undo_floor for one in self.states) if self._is_uneven else together
+        reach = min(state.undo_floor for state in self.states) if self._is_uneven else together
         for name in self._complete if len(keepers) > 1 and reach >= 0 else ():
-            found = [one.read_side_table(name, up_to_block=reach) for one in keepers]
-            for keeper, own in zip(keepers, found, strict=True):
-                held = own
-                for other in found:
-                    lacking = without_keys(other, held)
+            tables = [keeper.read_side_table(name, up_to_block=reach) for keeper in keepers]
+            for keeper, own in zip(keepers, tables, strict=True):
+                stored = own
+                for other in tables:
+                    lacking = without_keys(other, stored)
                     if lacking.num_rows:
                         logger.info("fanout.evened table=%s rows=%d", name, lacking.num_rows)
                         keeper.settle_side_rows(name, _BELOW_ALL, {name: lacking})
-                        held = pa.concat_tables([held, lacking])
+                        stored = pa.concat_tables([stored, lacking])
 
     def settle_side_rows(
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
     ) -> None:
         """Settle rows in every target; last in the one that is read, so a crash repeats it."""
-        for _, one in reversed(self._keepers()):
-            one.settle_side_rows(name, up_to, moved)
+        for _, keeper in reversed(self._keepers()):
+            keeper.settle_side_rows(name, up_to, moved)
 
     def _keepers(self) -> list[tuple[int, KeepsSideTables]]:
         """Return the targets that keep side tables, by their cursors: the furthest ahead first."""
-        found = [
+        sides = [
             (state.number, target.capabilities.side_tables)
             for target, state in zip(self.targets, self.states, strict=True)
         ]
-        kept = [(number, one) for number, one in found if one is not None]
-        return sorted(kept, key=lambda one: -one[0])
+        kept = [(number, side) for number, side in sides if side is not None]
+        return sorted(kept, key=lambda pair: -pair[0])
 
     def _side_of(
         self, index: int, side: Mapping[str, Any], *, is_ahead: bool
@@ -238,27 +244,27 @@ class FanOutTarget:
         """Return side rows for a target: without those that it has, or that are settled."""
         number = self.states[index].number
         own = self.targets[index].capabilities.side_tables
-        found = {}
-        for name, given in side.items():
-            rows = to_arrow(given)
+        lacking = {}
+        for name, frame in side.items():
+            rows = to_arrow(frame)
             blocks = pc.min_max(rows.column(BLOCK)).as_py()
             if own is None or blocks["min"] is None:
-                found[name] = rows
+                lacking[name] = rows
             elif name not in self._complete:
                 if name in self._settling:
                     rows = self._unsettled(name, rows, number)
-                found[name] = _above(rows, number, name) if is_ahead else rows
+                lacking[name] = _above(rows, number, name) if is_ahead else rows
             elif blocks["min"] <= number:
                 known = own.read_side_table(name, after=(blocks["min"], -1), up_to_block=number)
-                found[name] = without_keys(rows, known)
+                lacking[name] = without_keys(rows, known)
             else:
-                found[name] = rows
-        return found
+                lacking[name] = rows
+        return lacking
 
-    def _unsettled(self, name: str, rows: pa.Table, held: int) -> pa.Table:
+    def _unsettled(self, name: str, rows: pa.Table, own: int) -> pa.Table:
         """Return side rows for a target; where it is behind, without those that are settled."""
         number, ahead = self._keepers()[0]
-        if held >= number:
+        if own >= number:
             return rows
         blocks = pc.min_max(rows.column(BLOCK)).as_py()
         known = ahead.read_side_table(
@@ -272,21 +278,21 @@ class FanOutTarget:
 
     def _prepare(self, batch: Batch[Delivery]) -> Batch[tuple[Any, ...]]:
         """Prepare a batch for each target, in their order, with the blocks that it lacks."""
-        made = []
+        deliveries = []
         is_alone = len(batch.headers) == 1 and batch.rollback_chain  # as a hot block comes
-        for index, (target, held) in enumerate(zip(self.targets, self.states, strict=True)):
-            is_ahead = self._lowest.number < held.number < batch.state.number
+        for index, (target, state) in enumerate(zip(self.targets, self.states, strict=True)):
+            is_ahead = self._lowest.number < state.number < batch.state.number
             data = batch.data.data
             if is_ahead and not is_alone:
-                data = {name: _above(frame, held.number, name) for name, frame in data.items()}
+                data = {name: _above(frame, state.number, name) for name, frame in data.items()}
             side = self._side_of(index, batch.data.side, is_ahead=is_ahead)
             delivery = replace(batch.data, data=data, side=side)
-            made.append(prepared(target, batch.with_data(delivery)).data)
-        return batch.with_data(tuple(made))
+            deliveries.append(prepared(target, batch.with_data(delivery)).data)
+        return batch.with_data(tuple(deliveries))
 
     def _finish(self) -> None:
-        for one in self.targets:
-            finish = one.capabilities.finish
+        for target in self.targets:
+            finish = target.capabilities.finish
             if finish is not None:
                 finish()
 
@@ -295,11 +301,11 @@ class FanOutTarget:
     @property
     def _is_together(self) -> bool:
         """Whether all targets stand at the same block."""
-        return len({one.cursor for one in self.states}) == 1
+        return len({state.cursor for state in self.states}) == 1
 
     @property
     def _lowest(self) -> PipeState:
-        return min(self.states, key=lambda one: one.number)
+        return min(self.states, key=lambda state: state.number)
 
     def _name(self, index: int) -> str:
         return f"{type(self.targets[index]).__name__}[{index}]"
@@ -307,22 +313,25 @@ class FanOutTarget:
     def _uncertain(self) -> tuple[int, BlockCursor] | None:
         """Return a target with hot blocks that the lowest lacks, and where it is to go back to."""
         low = self._lowest.landing_points()
-        for index, held in enumerate(self.states):
-            points = held.landing_points()
-            certain = [one for one in points if one.number <= held.undo_floor or one in low]
-            if certain and certain[-1] != held.cursor:
+        for index, state in enumerate(self.states):
+            points = state.landing_points()
+            certain = [
+                point for point in points if point.number <= state.undo_floor or point in low
+            ]
+            if certain and certain[-1] != state.cursor:
                 return index, certain[-1]
         return None
 
     def _can_all_land(self, point: BlockCursor) -> bool:
         """Tell whether no target would go further back; chains are capped at different blocks."""
         return all(
-            point.number < one.undo_floor or point in one.landing_points() for one in self.states
+            point.number < state.undo_floor or point in state.landing_points()
+            for state in self.states
         )
 
     def _check_final(self, index: int, batches: Sequence[Batch[Any]]) -> None:
         """Refuse blocks that contradict what a target ahead of the stream holds as final."""
-        known = {one.number: one.hash for one in self.states[index].rollback_chain}
+        known = {point.number: point.hash for point in self.states[index].rollback_chain}
         for header in (header for batch in batches for header in batch.headers):
             if known.get(header.number, header.hash) != header.hash:
                 raise FanOutBranchError(
@@ -343,9 +352,9 @@ def _as_final(state: PipeState, other: PipeState) -> PipeState:
     return state.settle(Head(other.finalized), confirmed=confirmed, cap=cap)
 
 
-def _with_finality(state: PipeState, held: PipeState) -> PipeState:
+def _with_finality(state: PipeState, stored: PipeState) -> PipeState:
     """Return a state of the stream for a target that may know of more finality."""
-    mine, other = held.finalized, state.finalized
+    mine, other = stored.finalized, state.finalized
     if mine is None or (other is not None and other.number >= mine.number):
         return state
     chain = prune_chain(state.rollback_chain, mine)

@@ -67,17 +67,17 @@ def bounded_tables(frame: Any, rows: int = TABLE_ROWS) -> Iterator[pa.Table]:
     if far is None or not far.reaches_driver:
         yield to_arrow(frame)
         return
-    held: list[pa.RecordBatch] = []
+    waiting: list[pa.RecordBatch] = []
     count = size = 0
     came = False
     for batch in far.pieces():
-        held.append(batch)
+        waiting.append(batch)
         count, size = count + batch.num_rows, size + batch.nbytes
         if count >= rows or size >= TABLE_BYTES:
-            yield pa.Table.from_batches(held)
-            held, count, size, came = [], 0, 0, True
-    if held or not came:
-        yield pa.Table.from_batches(held, far.schema if not held else None)
+            yield pa.Table.from_batches(waiting)
+            waiting, count, size, came = [], 0, 0, True
+    if waiting or not came:
+        yield pa.Table.from_batches(waiting, far.schema if not waiting else None)
 
 
 def rows_above(frame: Any, column: str, number: int) -> Any:
@@ -106,5 +106,5 @@ def block_range(values: Any) -> tuple[tuple[int, ...], int]:
     """Return the lowest and the highest block number of a column, if any, and its nulls."""
     if not pa.types.is_decimal(values.type):
         values = values.cast(pa.int64())
-    ends = (one.as_py() for one in pc.min_max(values).values())
-    return tuple(int(one) for one in ends if one is not None), values.null_count
+    ends = (end.as_py() for end in pc.min_max(values).values())
+    return tuple(int(end) for end in ends if end is not None), values.null_count

@@ -70,19 +70,21 @@ class MemoryTarget(Generic[Data]):
 
     def commit(self, batches: Sequence[Batch[Data]], state: PipeState) -> None:
         """Add the batches and replace the state."""
-        held = self.store.committed
-        side = held.side
+        committed = self.store.committed
+        side = committed.side
         for batch in batches:
             if isinstance(batch.data, Delivery) and batch.data.side:
                 side = self._added(side, batch.data.side)
-        self.store.committed = Committed(state, (*held.batches, *batches), side)
+        self.store.committed = Committed(state, (*committed.batches, *batches), side)
 
     def roll_back(self, state: PipeState) -> None:
         """Drop the batches and the side rows above the cursor, and replace the state."""
         number = state.number
-        held = self.store.committed
-        kept = tuple(batch for batch in held.batches if batch.headers[-1].number <= number)
-        side = {name: rows.filter(pc.field(KEY[0]) <= number) for name, rows in held.side.items()}
+        committed = self.store.committed
+        kept = tuple(batch for batch in committed.batches if batch.headers[-1].number <= number)
+        side = {
+            name: rows.filter(pc.field(KEY[0]) <= number) for name, rows in committed.side.items()
+        }
         self.store.committed = Committed(state, kept, side)
 
     def close(self) -> None:
@@ -96,10 +98,10 @@ class MemoryTarget(Generic[Data]):
 
     def open_side_tables(self, tables: Sequence[SideTable]) -> None:
         """Add empty tables where there are none."""
-        self._side = {one.name: check_side_table(one) for one in tables}
-        held = self.store.committed
-        empty = {one.name: one.columns.empty_table() for one in tables}
-        self.store.committed = replace(held, side={**empty, **held.side})
+        self._side = {table.name: check_side_table(table) for table in tables}
+        committed = self.store.committed
+        empty = {table.name: table.columns.empty_table() for table in tables}
+        self.store.committed = replace(committed, side={**empty, **committed.side})
 
     def read_side_table(
         self,
@@ -121,17 +123,17 @@ class MemoryTarget(Generic[Data]):
         self, name: str, up_to: tuple[int, int], moved: Mapping[str, pa.Table]
     ) -> None:
         """Swap in tables without the rows up to a key, and with those that moved."""
-        held = self.store.committed
-        rows = held.side[name]
-        side = {**held.side, name: rows.filter(after_key(rows, up_to))}
-        self.store.committed = replace(held, side=self._added(side, moved))
+        committed = self.store.committed
+        rows = committed.side[name]
+        side = {**committed.side, name: rows.filter(after_key(rows, up_to))}
+        self.store.committed = replace(committed, side=self._added(side, moved))
 
     def _added(
         self, side: Mapping[str, pa.Table], more: Mapping[str, pa.Table]
     ) -> dict[str, pa.Table]:
         """Add rows to tables, leaving out those whose key is there."""
-        made = dict(side)
+        tables = dict(side)
         for name, rows in more.items():
-            new = without_keys(side_rows(self._side[name], rows), made[name])
-            made[name] = pa.concat_tables([made[name], new])
-        return made
+            new = without_keys(side_rows(self._side[name], rows), tables[name])
+            tables[name] = pa.concat_tables([tables[name], new])
+        return tables

@@ -91,7 +91,7 @@ def read_tables(document: object) -> SchemaFile:
     tables = document.get("tables") if isinstance(document, dict) else None
     if not isinstance(tables, dict) or not tables:
         raise SchemaFileError('the file holds {"tables": {name: {"columns": {name: type}}}}')
-    return SchemaFile(tuple(_read_table(name, one) for name, one in tables.items()))
+    return SchemaFile(tuple(_read_table(name, table) for name, table in tables.items()))
 
 
 def tables_of(**frames: Any) -> SchemaFile:
@@ -99,7 +99,7 @@ def tables_of(**frames: Any) -> SchemaFile:
 
     tables_of(transfers=dataframe, owners=pa.schema([...]))
     """
-    return SchemaFile(tuple(TableSchema(name, _schema_of(one)) for name, one in frames.items()))
+    return SchemaFile(tuple(TableSchema(name, _schema_of(frame)) for name, frame in frames.items()))
 
 
 def arrow_type(text: str) -> pa.DataType:
@@ -110,14 +110,14 @@ def arrow_type(text: str) -> pa.DataType:
     """
     if text in _ALIASES:
         return pa.type_for_alias(text)
-    if found := _DECIMAL.fullmatch(text):
-        digits, scale = int(found[1]), int(found[2])
+    if match := _DECIMAL.fullmatch(text):
+        digits, scale = int(match[1]), int(match[2])
         if 0 < digits <= 76 and scale <= digits:
             return (pa.decimal128 if digits <= 38 else pa.decimal256)(digits, scale)
-    if found := _TIMESTAMP.fullmatch(text):
-        return pa.timestamp(found[1], found[2])
-    if found := _LIST.fullmatch(text):
-        return pa.list_(arrow_type(found[1]))
+    if match := _TIMESTAMP.fullmatch(text):
+        return pa.timestamp(match[1], match[2])
+    if match := _LIST.fullmatch(text):
+        return pa.list_(arrow_type(match[1]))
     raise SchemaFileError(
         "no such type",
         got=text,
@@ -139,12 +139,12 @@ def _schema_of(frame: Any) -> pa.Schema:
 
 
 def _read_table(name: str, document: object) -> TableSchema:
-    given: dict[str, Any] = {"key": [], "types": {}}
-    given |= document if isinstance(document, dict) else {}
-    match given:
+    entry: dict[str, Any] = {"key": [], "types": {}}
+    entry |= document if isinstance(document, dict) else {}
+    match entry:
         case {"columns": dict(columns), "key": list(key), "types": dict(types), **rest} if columns:
             texts = [*columns.values(), *key, *types.values()]
-            if not rest and all(isinstance(one, str) for one in texts):
+            if not rest and all(isinstance(text, str) for text in texts):
                 fields = [(column, arrow_type(kind)) for column, kind in columns.items()]
                 return TableSchema(name, pa.schema(fields), tuple(key), types)
     raise SchemaFileError(

@@ -93,7 +93,7 @@ def table(
             column (not in Delta). Otherwise such a frame is refused (Iceberg, Delta, Parquet).
     """
     lists = [key, order_by, *(indexes or ())]
-    if any(isinstance(one, str) for one in lists) or isinstance(indexes, str):
+    if any(isinstance(columns, str) for columns in lists) or isinstance(indexes, str):
         raise InvalidOptionError(
             "key and order_by are each a list of columns, indexes a list of such", table=name
         )
@@ -109,7 +109,7 @@ def table(
         "order_by": _names(order_by), "partition_by": partition_by, "properties": properties,
         "engine": engine, "stream_column": stream_column, "live_view": live_view, "evolve": evolve,
     }  # fmt: skip
-    return TableOptions(name, {name: one for name, one in options.items() if one is not None})
+    return TableOptions(name, {name: value for name, value in options.items() if value is not None})
 
 
 def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -135,22 +135,22 @@ def declare_tables(tables: Iterable[object], own: type[Own]) -> list[Own]:
     """
     if isinstance(tables, str | TableOptions | own) or not isinstance(tables, Iterable):
         raise InvalidOptionError('tables is a list: tables=["transfers"]', got=repr(tables))
-    return [_declare(one, own) for one in tables]
+    return [_declare(declared, own) for declared in tables]
 
 
-def _declare(given: object, own: type[Own]) -> Own:
-    if isinstance(given, own):
-        return given
-    if isinstance(given, str):
-        given = TableOptions(given, {})
-    if not isinstance(given, TableOptions):
-        raise InvalidOptionError("a table is a name, or table(name, …)", got=repr(given))
+def _declare(declared: object, own: type[Own]) -> Own:
+    if isinstance(declared, own):
+        return declared
+    if isinstance(declared, str):
+        declared = TableOptions(declared, {})
+    if not isinstance(declared, TableOptions):
+        raise InvalidOptionError("a table is a name, or table(name, …)", got=repr(declared))
     known = [name for name in own.__dataclass_fields__ if name in table.__annotations__]
-    unknown = sorted(set(given.given) - set(known))
+    unknown = sorted(set(declared.given) - set(known))
     if unknown:
         raise InvalidOptionError(
-            f"table {given.name} asks for what this target cannot do",
+            f"table {declared.name} asks for what this target cannot do",
             unknown=", ".join(unknown),
             known=", ".join(known[1:]),
         )
-    return own.of(given.name, **given.given)
+    return own.of(declared.name, **declared.given)

@@ -106,7 +106,7 @@ class QualifiedName:
     def full(self) -> str:
         """The name with its schema; parts that contain a dot or a quote are quoted."""
         parts = (self.schema, self.name)
-        return ".".join(quote(one) if set('".') & set(one) else one for one in parts)
+        return ".".join(quote(part) if set('".') & set(part) else part for part in parts)
 
     @property
     def quoted(self) -> str:

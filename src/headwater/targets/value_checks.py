@@ -114,7 +114,7 @@ def _range_check(kind: pa.DataType, room: Room, least: int, most: int) -> Check 
     if not pa.types.is_date32(kind):
         return Check(wrong, mend)
     plain = pa.int32()
-    below, above = (None if one is None else one.cast(plain) for one in (below, above))
+    below, above = (None if end is None else end.cast(plain) for end in (below, above))
     return Check(lambda v: wrong(v.cast(plain)), lambda v: mend(v.cast(plain)).cast(kind))
 
 
@@ -144,19 +144,19 @@ def _time_check(kind: pa.DataType, room: Room) -> Check | None:
         return pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
 
     def wrong(values: pa.Array) -> pa.Array | None:
-        found = numbers(values)
-        if not len(found):
+        ticks = numbers(values)
+        if not len(ticks):
             return None
-        marks = (found < low) | (found > high)
+        marks = (ticks < low) | (ticks > high)
         if step > 1:
-            marks |= found % step != 0
+            marks |= ticks % step != 0
         if not marks.any():
             return None
         return some(pc.and_(pa.array(marks), pc.is_valid(values)))
 
     def mend(values: pa.Array) -> pa.Array:
-        found = np.clip(numbers(values), low, high)
-        return pa.array(found - found % step, pa.int64()).cast(stamp)
+        ticks = np.clip(numbers(values), low, high)
+        return pa.array(ticks - ticks % step, pa.int64()).cast(stamp)
 
     return Check(wrong, mend)
 
@@ -220,8 +220,8 @@ def _item_check(kind: pa.DataType, room: Room) -> Check | None:
 def _wrong_fields(values: pa.Array, checks: Sequence[Check | None]) -> pa.Array | None:
     marks = None
     for part, check in zip(values.flatten(), checks, strict=True):
-        found = None if check is None else check.wrong(part)
-        marks = marks if found is None else either(marks, found)
+        wrong = None if check is None else check.wrong(part)
+        marks = marks if wrong is None else either(marks, wrong)
     return marks
 
 
@@ -235,11 +235,11 @@ def _mend_fields(values: pa.Array, checks: Sequence[Check | None]) -> pa.Array:
 
 def _wrong_items(values: pa.Array, check: Check) -> pa.Array | None:
     lists = _as_lists(values)
-    found = check.wrong(lists.flatten())
-    if found is None:
+    wrong = check.wrong(lists.flatten())
+    if wrong is None:
         return None
     marks = np.zeros(len(values), bool)
-    marks[pc.list_parent_indices(lists).filter(found).to_numpy()] = True
+    marks[pc.list_parent_indices(lists).filter(wrong).to_numpy()] = True
     return pa.array(marks)
 
 

@@ -137,9 +137,9 @@ def _holds_nul(values: pa.Array) -> bool:
 def _mend_texts(values: pa.Array, room: Room) -> pa.Array:
     clean = pc.replace_substring(values, "\0", INSTEAD)
     if room.unique:
-        digests = [hashlib.blake2b(one.encode(), digest_size=16).hexdigest()
-                   for one in values.to_pylist()]  # fmt: skip
-        ends = pa.array([MARK + one for one in digests], values.type)
+        digests = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+                   for text in values.to_pylist()]  # fmt: skip
+        ends = pa.array([MARK + digest for digest in digests], values.type)
         taken = len(MARK.encode()) + 32, len(MARK) + 32
         size = None if room.size is None else max(room.size - taken[0], 0)
         length = None if room.length is None else max(room.length - taken[1], 0)
@@ -191,11 +191,11 @@ def _wrong_bytes(values: pa.Array, room: Room) -> pa.Array | None:
 def _mend_bytes(values: pa.Array, room: Room) -> pa.Array:
     assert room.size is not None, "bytes are looked at where they may be too long"
     kept = room.size - len(_MARK) - _DIGEST
-    made = [
-        one[:kept] + _MARK + hashlib.blake2b(one, digest_size=_DIGEST).digest()
-        for one in values.to_pylist()
+    cut = [
+        value[:kept] + _MARK + hashlib.blake2b(value, digest_size=_DIGEST).digest()
+        for value in values.to_pylist()
     ]
-    return pa.array(made, values.type)
+    return pa.array(cut, values.type)
 
 
 def _cut(values: pa.Array, size: int | None, length: int | None) -> pa.Array:
@@ -204,15 +204,15 @@ def _cut(values: pa.Array, size: int | None, length: int | None) -> pa.Array:
         values = pc.utf8_slice_codeunits(values, 0, length)
     if size is None:
         return values
-    cut = [one.encode()[:size].decode(errors="ignore") for one in values.to_pylist()]
+    cut = [text.encode()[:size].decode(errors="ignore") for text in values.to_pylist()]
     return pa.array(cut, values.type)
 
 
 def _wrong_json(values: pa.Array) -> pa.Array | None:
     """Mark texts that are no JSON, or hold what a database cannot keep as text."""
-    marks = [one is not None and not _is_json(one) for one in values.to_pylist()]
-    found = pc.or_(pa.array(marks, pa.bool_()), pc.match_substring_regex(values, _NUL_ESCAPE))
-    return some(found)
+    marks = [text is not None and not _is_json(text) for text in values.to_pylist()]
+    wrong = pc.or_(pa.array(marks, pa.bool_()), pc.match_substring_regex(values, _NUL_ESCAPE))
+    return some(wrong)
 
 
 def _float(text: str) -> float:
@@ -237,19 +237,19 @@ def _is_json(text: str) -> bool:
 
 def _mend_json(values: pa.Array) -> pa.Array:
     """Return documents without the character 0, and what is no document as a text in JSON."""
-    made = []
-    for one in values.to_pylist():
-        clean, found = one, 1
-        while found:
-            clean, found = re.subn(_NUL_ESCAPE, rf"\g<1>\g<2>{INSTEAD}", clean)
+    documents = []
+    for text in values.to_pylist():
+        clean, count = text, 1
+        while count:
+            clean, count = re.subn(_NUL_ESCAPE, rf"\g<1>\g<2>{INSTEAD}", clean)
         fits = _is_json(clean) and not re.search(_NUL_ESCAPE, clean)
-        made.append(clean if fits else json.dumps(clean.replace("\0", INSTEAD)))
-    return pa.array(made, values.type)
+        documents.append(clean if fits else json.dumps(clean.replace("\0", INSTEAD)))
+    return pa.array(documents, values.type)
 
 
 def _wrong_objects(values: pa.Array) -> pa.Array | None:
     """Mark texts that are no objects of JSON, or objects of which ClickHouse makes no columns."""
-    return some(pa.array([one is None or not _is_object(one) for one in values.to_pylist()]))
+    return some(pa.array([text is None or not _is_object(text) for text in values.to_pylist()]))
 
 
 class _Paths(set[str]):
@@ -257,14 +257,14 @@ class _Paths(set[str]):
 
     @classmethod
     def of(cls, pairs: list[tuple[str, object]]) -> _Paths:
-        found = cls()
+        all_paths = cls()
         for name, value in pairs:
             inner = value if isinstance(value, _Paths) else ()
-            paths = {name, *(f"{name}.{one}" for one in inner)}
-            if found & paths:
+            paths = {name, *(f"{name}.{path}" for path in inner)}
+            if all_paths & paths:
                 raise ValueError("a path stands twice")
-            found |= paths
-        return found
+            all_paths |= paths
+        return all_paths
 
 
 def _no_number(text: str) -> object:
@@ -278,7 +278,7 @@ def _finite(text: str) -> float:
 
 def _is_object(text: str) -> bool:
     bare = _JSON_TEXT.sub("", text)
-    depths = itertools.accumulate((one in "{[") - (one in "}]") for one in bare)
+    depths = itertools.accumulate((character in "{[") - (character in "}]") for character in bare)
     if max(depths, default=0) > _JSON_DEPTH:
         return False
     read = partial(json.loads, parse_float=_finite, parse_constant=_no_number)
@@ -364,8 +364,8 @@ def _mend_numbers(values: pa.Array, room: Room) -> pa.Array:
         rest = pc.utf8_slice_codeunits(rest, 0, room.scale)
         kept = pc.binary_join_element_wise(kept, pc.ascii_rpad(rest, room.scale, "0"), ".")
     nothing = pa.scalar(None, pa.string())
-    made = pc.if_else(is_number, pc.if_else(beyond, ends.cast(pa.string()), kept), nothing)
-    return made.cast(values.type)
+    decimals = pc.if_else(is_number, pc.if_else(beyond, ends.cast(pa.string()), kept), nothing)
+    return decimals.cast(values.type)
 
 
 def _spelt(limit: int | None, room: Room) -> pa.Scalar:

@@ -76,10 +76,10 @@ class Tally:
 
     def renamed(self, names: Mapping[str, str]) -> Tally:
         """Return it with the columns' names in the table."""
-        made = Tally(rows=self.rows)
-        for one, count in self.values.items():
-            made.note(names[one], count, self.first[one])
-        return made
+        tally = Tally(rows=self.rows)
+        for column, count in self.values.items():
+            tally.note(names[column], count, self.first[column])
+        return tally
 
     def add(self, other: Tally) -> None:
         """Add what was done elsewhere."""
@@ -123,9 +123,9 @@ class Fitting:
     ) -> Fitting:
         """Plan it, by the names that the frame gives its columns."""
         checked = {
-            one.name: rooms[one.name]
-            for one in schema
-            if one.name in rooms and check_of(one.type, rooms[one.name]) is not None
+            field.name: rooms[field.name]
+            for field in schema
+            if field.name in rooms and check_of(field.type, rooms[field.name]) is not None
         }
         return cls(checked, policy, error, block_column, block)
 
@@ -156,8 +156,8 @@ class Fitting:
                 self._refuse(rows, name, plain, marks)
             gone, plain = self._settled(plain, marks, check, room)
             left_out = gone if left_out is None else pc.or_(left_out, gone)
-            made = plain if plain.type == values.type else _as(plain, values.type)
-            rows = rows.set_column(place, rows.schema.field(place), made)
+            fitted = plain if plain.type == values.type else _as(plain, values.type)
+            rows = rows.set_column(place, rows.schema.field(place), fitted)
         if left_out is not None and pc.any(left_out).as_py():
             tally.rows += pc.sum(left_out).as_py()
             rows = rows.filter(pc.invert(left_out))
@@ -165,7 +165,7 @@ class Fitting:
 
     def through(self, batches: Iterable[Any], tally: Tally) -> Iterable[Any]:
         """Pass batches on, each as `apply` returns it."""
-        return (self.apply(one, tally) for one in batches) if self else batches
+        return (self.apply(batch, tally) for batch in batches) if self else batches
 
     def _settled(
         self, values: pa.Array, marks: pa.Array, check: Check, room: Room
@@ -186,8 +186,8 @@ class Fitting:
     def _first_block(self, rows: Any, marks: pa.Array) -> int:
         if self.block_column not in rows.schema.names:
             return self.block
-        found = pc.min(_one(rows.column(self.block_column)).filter(marks)).as_py()
-        return self.block if found is None else int(found)
+        first = pc.min(_one(rows.column(self.block_column)).filter(marks)).as_py()
+        return self.block if first is None else int(first)
 
     def _refuse(self, rows: Any, name: str, values: pa.Array, marks: pa.Array) -> None:
         got = values.filter(marks).slice(0, 1).cast(pa.string(), safe=False)[0].as_py() if (
