@@ -6,7 +6,7 @@ cluster run on this machine, the driver in a process of its own, whose resident 
 its Python, its JVM, and what the executors' Python workers take. Every row is counted in the end.
 Exit code 1 if the driver's Python held more than the limit; not for DuckDB, which is part of it.
 
-    python -m benchmarks.bench_cluster --rows 10000000
+    python benchmarks/bench_cluster.py --rows 10000000
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.spark_servers import spark_cluster
-
 from headwater.testing.servers import clickhouse_server, postgres_server
 from template_portal import template_portal
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.spark_servers import spark_cluster
 
 LIMIT_MB = 600
 MB = 1_000_000

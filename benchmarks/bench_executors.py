@@ -9,7 +9,7 @@ an answer comes no faster than so many MB/s, as over a long way: then a core is 
 Exit code 1 if two executors are less than 1.6 times as fast as one, or than nine tenths of the
 bound where that is less.
 
-    python -m benchmarks.bench_executors [--rows 3000000] [--rounds 3] [--pace 25]
+    python benchmarks/bench_executors.py [--rows 3000000] [--rounds 3] [--pace 25]
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from tests.spark_servers import spark_cluster
-
 from template_portal import template_portal
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.spark_servers import spark_cluster
 
 LIMIT = 1.6
 KINDS = ("executors", "driver", "portal")
