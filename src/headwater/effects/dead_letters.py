@@ -65,15 +65,15 @@ def dead_letter_rows(name: str, dead: Sequence[Dead], now: float) -> pa.Table:
     """Return what is stored of messages that a subscription has given up."""
     rows = [
         {
-            **{column: getattr(one.message, column) for column in _OF_MESSAGES},
-            "ordinal": _ordinal(name, one.message.key),
+            **{column: getattr(letter.message, column) for column in _OF_MESSAGES},
+            "ordinal": _ordinal(name, letter.message.key),
             "name": name,
-            "position": one.message.ordinal,
-            "reason": one.reason,
-            "attempts": one.attempts,
+            "position": letter.message.ordinal,
+            "reason": letter.reason,
+            "attempts": letter.attempts,
             "died_at": datetime.fromtimestamp(now, UTC),
         }
-        for one in dead
+        for letter in dead
     ]
     return pa.Table.from_pylist(rows, schema=DEAD_LETTERS.columns)
 
@@ -111,24 +111,26 @@ def replay_dead_letters(
     try:
         side = _opened(target)
         rows = side.read_side_table(DEAD_LETTERS.name)
-        found = read_dead_letters(stream_id, rows)
-        unknown = sorted(set(keys or ()) - {one.message.key for one in found})
+        letters = read_dead_letters(stream_id, rows)
+        unknown = sorted(set(keys or ()) - {letter.message.key for letter in letters})
         if unknown:
             raise DeadLetterError(
                 "no dead letter has this key", stream=stream_id, keys=", ".join(unknown)
             )
         chosen = [
-            (name is None or one.name == name) and (keys is None or one.message.key in keys)
-            for one in found
+            (name is None or letter.name == name) and (keys is None or letter.message.key in keys)
+            for letter in letters
         ]
-        back = [one for one, wanted in zip(found, chosen, strict=True) if wanted]
+        back = [letter for letter, wanted in zip(letters, chosen, strict=True) if wanted]
         if not back:
             return 0
-        names = sorted({one.name for one in back})
+        names = sorted({letter.name for letter in back})
         side = _opened(target, *map(outbox_table, names))
         moved = {
-            outbox_table(one).name: message_rows([it.message for it in back if it.name == one])
-            for one in names
+            outbox_table(outbox).name: message_rows(
+                [it.message for it in back if it.name == outbox]
+            )
+            for outbox in names
         }
         kept = rows.filter(pa.array([not wanted for wanted in chosen]))
         last = rows.slice(rows.num_rows - 1).to_pylist()[0]
@@ -144,13 +146,13 @@ def replay_dead_letters(
 
 def read_dead_letters(stream_id: str, rows: pa.Table) -> list[DeadLetter]:
     """Read dead letters from their rows."""
-    found = []
+    letters = []
     for row in rows.to_pylist():
         same = {column: row[column] for column in _OF_MESSAGES}
         message = Message(stream=stream_id, ordinal=row["position"], **same)
-        about = (row["reason"], row["attempts"], row["died_at"])
-        found.append(DeadLetter(row["name"], message, *about))
-    return found
+        death = (row["reason"], row["attempts"], row["died_at"])
+        letters.append(DeadLetter(row["name"], message, *death))
+    return letters
 
 
 def _opened(target: Target[Delivery], *outboxes: SideTable) -> KeepsSideTables:

@@ -129,7 +129,7 @@ class Kafka:
             return
 
     def _raise(self, errors: Sequence[Any], unconfirmed: int) -> None:
-        names = sorted({one.name() for one in errors})
+        names = sorted({error.name() for error in errors})
         reason = ", ".join(names) or f"{unconfirmed} messages were not confirmed in time"
         if any(name in _FOR_GOOD for name in names):
             raise DeliveryRefusedError("Kafka refuses messages", topic=self._topic, reason=reason)

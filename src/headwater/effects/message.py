@@ -67,14 +67,14 @@ class Message:
 
     def to_json(self) -> str:
         """Return the whole message as JSON; the payload is in it as it is."""
-        about = {
+        fields = {
             "key": self.key,
             "stream": self.stream,
             "output": self.output,
             "block": {"number": self.block_number, "hash": self.block_hash},
             "ordinal": self.ordinal,
         }
-        head = json.dumps(about, separators=(",", ":"), ensure_ascii=False)
+        head = json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
         return f'{head[:-1]},"row":{self.payload}}}'
 
 
@@ -93,7 +93,7 @@ def read_messages(stream: str, output: str, rows: pa.Table) -> list[Message]:
 
 def message_rows(messages: Sequence[Message]) -> pa.Table:
     """Return messages as rows of an outbox."""
-    rows = [{name: getattr(one, name) for name in COLUMNS.names} for one in messages]
+    rows = [{name: getattr(message, name) for name in COLUMNS.names} for message in messages]
     return pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
@@ -122,20 +122,20 @@ def collect_messages(stream_id: str, output: str, batch: Batch[Delivery]) -> pa.
     places = [map(_sortable, rows.column(name).to_pylist()) for name in known]
     in_block = zip(*places, strict=True) if places else repeat(())
     key = partial(idempotency_key, stream_id, output)
-    found = sorted(zip(numbers, in_block, json_rows(rows), hashes, strict=False))
-    made = [
+    ordered = sorted(zip(numbers, in_block, json_rows(rows), hashes, strict=False))
+    entries = [
         (number, ordinal, block_hash, key(number, block_hash, ordinal), text)
-        for number, group in groupby(found, key=itemgetter(0))
+        for number, group in groupby(ordered, key=itemgetter(0))
         for ordinal, (_, _, text, block_hash) in enumerate(group)
     ]
-    columns = zip(*made, strict=True) if made else repeat(())
-    arrays = [pa.array(*one) for one in zip(columns, COLUMNS.types, strict=False)]
+    columns = zip(*entries, strict=True) if entries else repeat(())
+    arrays = [pa.array(*column) for column in zip(columns, COLUMNS.types, strict=False)]
     return pa.Table.from_arrays(arrays, schema=COLUMNS)
 
 
 def _check(output: str, rows: pa.Table, batch: Batch[Delivery]) -> None:
     """Refuse rows of blocks that are not the batch's: they would be delivered, or undone, wrong."""
-    lacking = [one for one in ("block_number", "block_hash") if one not in rows.schema.names]
+    lacking = [name for name in ("block_number", "block_hash") if name not in rows.schema.names]
     if lacking:
         raise MessageRowsError(
             "rows to deliver lack columns", output=output, columns=", ".join(lacking)
@@ -186,8 +186,10 @@ def _texts(values: pa.Array) -> pa.Array:
     texts = _plain(values)
     if texts is None:
         convert = _converter(values.type)
-        made = [_dump(None if one is None else convert(one)) for one in values.to_pylist()]
-        texts = pa.array(made, pa.string())
+        documents = [
+            _dump(None if value is None else convert(value)) for value in values.to_pylist()
+        ]
+        texts = pa.array(documents, pa.string())
     return pc.fill_null(texts, "null")
 
 
@@ -208,7 +210,7 @@ def _plain(values: pa.Array) -> pa.Array | None:
         ends = pc.min_max(values).as_py()
         if ends["min"] is not None and not -SAFE <= ends["min"] <= ends["max"] <= SAFE:
             safe = pa.array(
-                [one is not None and -SAFE <= one <= SAFE for one in values.to_pylist()]
+                [number is not None and -SAFE <= number <= SAFE for number in values.to_pylist()]
             )
             texts = pc.if_else(safe, texts, _quoted(texts))
         return texts
@@ -242,7 +244,7 @@ def _converter(kind: pa.DataType) -> Convert:
         return lambda pairs: {str(key): item(value) for key, value in pairs}
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         element = _nullable(_converter(kind.value_type))
-        return lambda values: [element(one) for one in values]
+        return lambda values: [element(value) for value in values]
     if types.is_struct(kind):
         parts = {field.name: _nullable(_converter(field.type)) for field in kind}
         return lambda value: {name: part(value[name]) for name, part in parts.items()}

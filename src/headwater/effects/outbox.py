@@ -123,9 +123,9 @@ class Outbox:
 
     def rows(self, batch: Batch[Delivery]) -> Mapping[str, pa.Table]:
         """Return the messages of a batch."""
-        made = collect_messages(self._id, self._output, batch)
-        self._count(made)
-        return {self._table.name: made}
+        messages = collect_messages(self._id, self._output, batch)
+        self._count(messages)
+        return {self._table.name: messages}
 
     def advanced(self, state: PipeState) -> None:
         """Settle what was delivered, and hand over what is final now."""
@@ -144,9 +144,9 @@ class Outbox:
         return Depth(self._name, sum(self._waiting.values()), max(0, final - oldest))
 
     def _count(self, rows: pa.Table) -> None:
-        for one in pc.value_counts(rows["block_number"]).to_pylist():
-            number = one["values"]
-            self._waiting[number] = self._waiting.get(number, 0) + one["counts"]
+        for entry in pc.value_counts(rows["block_number"]).to_pylist():
+            number = entry["values"]
+            self._waiting[number] = self._waiting.get(number, 0) + entry["counts"]
 
     def _uncount(self, messages: int) -> None:
         """Forget so many of the oldest messages."""
@@ -206,10 +206,10 @@ class Outbox:
             "outbox.settled id=%s name=%s messages=%d to=%d",
             self._id, self._name, report.count, last.block_number,
         )  # fmt: skip
-        for one in report.dead:
+        for letter in report.dead:
             logger.error(
                 "outbox.dead_letter id=%s name=%s key=%s attempts=%d reason=%s",
-                self._id, self._name, one.message.key, one.attempts, one.reason,
+                self._id, self._name, letter.message.key, letter.attempts, letter.reason,
             )  # fmt: skip
         return report.busy
 
@@ -345,13 +345,15 @@ class Courier:
         for message in batch:
             if self._stopping.is_set():
                 break
-            found: _Failure | None = failure
+            outcome: _Failure | None = failure
             if len(batch) > 1:
-                found = self._attempt([message])
-            if found is not None and not found.refused and not exhausted:
-                return at, found
+                outcome = self._attempt([message])
+            if outcome is not None and not outcome.refused and not exhausted:
+                return at, outcome
             at += 1
-            self._note(at, None if found is None else Dead(message, found.reason, self._failures))
+            self._note(
+                at, None if outcome is None else Dead(message, outcome.reason, self._failures)
+            )
         return at, None
 
     def _attempt(self, batch: Sequence[Message]) -> _Failure | None:

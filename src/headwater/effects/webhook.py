@@ -84,7 +84,7 @@ class Webhook:
             DeliveryRefusedError: the receiver will never take it.
             DeliveryError: it did not take it now.
         """
-        body = f'{{"messages":[{",".join(one.to_json() for one in messages)}]}}'.encode()
+        body = f'{{"messages":[{",".join(message.to_json() for message in messages)}]}}'.encode()
         timestamp = str(int(self._clock.now()))
         headers = {
             **self._headers.reveal(),
@@ -151,7 +151,7 @@ def request_key(messages: Sequence[Message]) -> str:
     """Return a key of exactly these messages; of a single one, its own."""
     if len(messages) == 1:
         return messages[0].key
-    keys = "".join(one.key for one in messages)
+    keys = "".join(message.key for message in messages)
     return hashlib.sha256(keys.encode()).hexdigest()[:KEY_DIGITS]
 
 
@@ -170,12 +170,12 @@ def verify_signature(
     now: float | None = None,
 ) -> bool:
     """Tell whether a request was signed with this secret, and not long ago. For receivers."""
-    held = {name.lower(): value for name, value in headers.items()}
-    timestamp = held.get(TIMESTAMP.lower(), "")
+    lowered = {name.lower(): value for name, value in headers.items()}
+    timestamp = lowered.get(TIMESTAMP.lower(), "")
     if not timestamp.isascii() or not timestamp.isdigit():
         return False
     age = abs((SystemClock().now() if now is None else now) - int(timestamp))
     key = secret.encode() if isinstance(secret, str) else secret
     expected = sign(key, timestamp, body).encode()
-    given = held.get(SIGNATURE.lower(), "").encode()
-    return age <= tolerance_s and hmac.compare_digest(expected, given)
+    signature = lowered.get(SIGNATURE.lower(), "").encode()
+    return age <= tolerance_s and hmac.compare_digest(expected, signature)
