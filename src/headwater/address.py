@@ -63,7 +63,7 @@ class Secret(Generic[T]):
 
 def hide(text: str, secrets: tuple[Secret[str], ...]) -> str:
     """Return a text of others, such as a server's answer, without these secrets."""
-    for secret in sorted((one.reveal() for one in secrets), key=len, reverse=True):
+    for secret in sorted((secret.reveal() for secret in secrets), key=len, reverse=True):
         if len(secret) >= _SHORTEST:
             text = text.replace(secret, HIDDEN)
     return text
@@ -135,7 +135,7 @@ class HttpAddress(Address):
                 "are written as %2F %3F %23 %40 %3A"
             )
         host, number = parts.hostname, ports[parts.scheme] if port is None else port
-        path, query = (quote(one, safe=printable) for one in (parts.path, parts.query))
+        path, query = (quote(part, safe=printable) for part in (parts.path, parts.query))
         shown_host = f"[{host}]" if ":" in host else host
         shown_port = "" if number == ports[parts.scheme] else f":{number}"
         shown_path = path.rstrip("/") if shows_path else ""
@@ -204,10 +204,10 @@ class NodeAddress(HttpAddress):
         """Understand the address of a node; `UrlError` says what it lacks and repeats nothing."""
         text, _, options = url.strip().removeprefix(NODE_SCHEME).partition("#")
         confirmations, finality = None, "finalized"
-        if found := _CONFIRMATIONS.fullmatch(options):
-            confirmations = int(found[1])
-        elif found := _FINALITY.fullmatch(options):
-            finality = found[1]
+        if match := _CONFIRMATIONS.fullmatch(options):
+            confirmations = int(match[1])
+        elif match := _FINALITY.fullmatch(options):
+            finality = match[1]
         elif options:
             raise UrlError(
                 "behind # stands confirmations=N, finality=safe or nothing; / ? # @ : of a user or "
@@ -258,11 +258,11 @@ def _basic(user: str, password: str) -> str:
 
 def _secrets_of(parts: SplitResult) -> tuple[Secret[str], ...]:
     """Return every form in which a part of an address may come back in a text."""
-    found: list[str] = []
+    forms: list[str] = []
     if parts.username is not None:
         user, password = unquote(parts.username), unquote(parts.password or "")
-        found += [_basic(user, password).removeprefix("Basic "), password, parts.password or ""]
-        found += [user, parts.username] if not password else [f"{user}:{password}"]
-    found += [parts.query, *(one.partition("=")[2] for one in parts.query.split("&"))]
-    found += [value for _, value in parse_qsl(parts.query)]
-    return tuple(Secret(one) for one in dict.fromkeys(found) if one)
+        forms += [_basic(user, password).removeprefix("Basic "), password, parts.password or ""]
+        forms += [user, parts.username] if not password else [f"{user}:{password}"]
+    forms += [parts.query, *(pair.partition("=")[2] for pair in parts.query.split("&"))]
+    forms += [value for _, value in parse_qsl(parts.query)]
+    return tuple(Secret(form) for form in dict.fromkeys(forms) if form)

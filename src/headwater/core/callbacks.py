@@ -73,8 +73,8 @@ class NamedCallback:
 
     def __call__(self, **arguments: object) -> Any:
         """Call it; refuse a result that would have to be awaited."""
-        given = {name: arguments[name] for name in self._wanted}
-        return check_result(self.name, self._function(**given))
+        wanted = {name: arguments[name] for name in self._wanted}
+        return check_result(self.name, self._function(**wanted))
 
 
 def check_callable(name: str, function: object, form: str) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def _named(function: Callable[..., Any], names: tuple[str, ...]) -> tuple[str, .
     if signature is None:
         return names
     parameters = signature.parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return names
     return tuple(name for name in names if name in parameters)
 

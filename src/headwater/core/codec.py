@@ -99,17 +99,17 @@ def fold_rows(rows: Iterable[SyncRow]) -> PipeState:
     that were left behind do no harm. The Pipes SDK stores finality as the portal reported it; here
     it becomes our own newest cursor at or below it, or itself where it lies below all of them.
     """
-    held: list[BlockCursor] = []
+    blocks: list[BlockCursor] = []
     cursor: BlockCursor | None = None
     reported = FinalizedWatermark()
     for row in rows:
         reported = reported.observe(row.finalized)
         for block in (*row.rollback_chain, row.current):
-            while held and held[-1].number >= block.number:
-                held.pop()
-            held.append(block)
+            while blocks and blocks[-1].number >= block.number:
+                blocks.pop()
+            blocks.append(block)
         cursor = row.current
-    chain, finalized = tuple(held), reported.cursor
+    chain, finalized = tuple(blocks), reported.cursor
     if finalized is not None:
         finalized = newest_at_or_below(chain, finalized.number) or finalized
         chain = prune_chain(chain, finalized)

@@ -214,9 +214,9 @@ def _is_behind(state: PipeState, sample: frozenset[BlockCursor]) -> bool:
         return False
     if state.is_final(cursor.number):
         return True
-    held = state.landing_points()
-    comparable = [block for block in sample if block.number >= held[0].number]
-    return bool(comparable) and all(block in held for block in comparable)
+    points = state.landing_points()
+    comparable = [block for block in sample if block.number >= points[0].number]
+    return bool(comparable) and all(block in points for block in comparable)
 
 
 def _show(sample: Iterable[BlockCursor]) -> str:

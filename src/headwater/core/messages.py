@@ -168,21 +168,21 @@ def hot_groups(
 
     Each stays a batch with a state of its own, so that a fork can go back to any of them.
     """
-    held: list[Batch[Raw]] = []
+    group: list[Batch[Raw]] = []
     room = 0
     for batch in several:
         hot = bool(batch.rollback_chain)
         grows = 0 if isinstance(batch.data, Span) else sum(map(len, batch.data))
-        if held and not (hot and len(held) < blocks and grows <= room):
-            yield held
-            held = []
-        room = (room if held else size) - grows
-        held.append(batch)
+        if group and not (hot and len(group) < blocks and grows <= room):
+            yield group
+            group = []
+        room = (room if group else size) - grows
+        group.append(batch)
         if not hot:
-            yield held
-            held = []
-    if held:
-        yield held
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 # --- events ---------------------------------------------------------------------------------------

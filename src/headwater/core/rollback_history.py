@@ -122,11 +122,11 @@ class RollbackHistory:
             ForkCursorMissingError: no block is left to go back to, or finality is contradicted.
         """
         try:
-            found = resolve_fork(self._state, previous_blocks, patient=False)
+            resolution = resolve_fork(self._state, previous_blocks, patient=False)
         except LaggingPortalError:
             assert self._state.cursor is not None, "a final cursor"
             return self._state.cursor
-        safe = descend(self._state, found, self._descents).safe_cursor
-        self._descents += found.rule is ForkRule.DESCEND
+        safe = descend(self._state, resolution, self._descents).safe_cursor
+        self._descents += resolution.rule is ForkRule.DESCEND
         self._state = self._state.rewind(safe)
         return safe

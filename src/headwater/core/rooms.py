@@ -123,12 +123,12 @@ def postgres_room(kind: str, bare: str) -> Room:
     """Return the room of a PostgreSQL type; `bare` is its own spelling without precision."""
     if bare.endswith("[]"):
         return Room(inner=postgres_room(kind.removesuffix("[]"), bare.removesuffix("[]")))
-    found = _POSTGRES.get(bare, Room(Form.TEXT, nul=False))
+    room = _POSTGRES.get(bare, Room(Form.TEXT, nul=False))
     if (limit := _CHARACTERS.fullmatch(kind)) is not None:
         return Room(Form.TEXT, nul=False, length=int(limit[1]))
     if (digits := _NUMERIC.fullmatch(kind)) is not None:
         return decimals(int(digits[1]), int(digits[2]))
-    return found
+    return room
 
 
 # --- ClickHouse -----------------------------------------------------------------------------------
@@ -181,13 +181,13 @@ def _clickhouse_room(kind: str) -> Room:
     if kind == "JSON" or kind.startswith("JSON("):
         return Room(Form.OBJECT, zero="{}")
     if _ENUM.fullmatch(kind):
-        names = [re.sub(r"\\(.)", r"\1", one) for one in _ENUM_NAME.findall(kind)]
+        names = [re.sub(r"\\(.)", r"\1", name) for name in _ENUM_NAME.findall(kind)]
         any_of = "|".join(map(re.escape, names))
         return Room(Form.WORD, pattern=f"^(?:{any_of})$", zero=names[0])
-    found = _CLICKHOUSE_TYPE.fullmatch(kind)
-    if found is None:
+    match = _CLICKHOUSE_TYPE.fullmatch(kind)
+    if match is None:
         return _CLICKHOUSE.get(kind, Room())
-    unsigned, bits, digits, scale, places, width = found.groups()
+    unsigned, bits, digits, scale, places, width = match.groups()
     if width:
         return Room(Form.BYTES, width=int(width))
     if bits:

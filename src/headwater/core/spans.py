@@ -127,11 +127,11 @@ class SpanSize:
             room = min(room, self._limits.rows / self._rows_per_byte)
         room /= self._bytes_per_estimate
         blocks = 0
-        for one in densities:
-            if one.total > room:
-                return max(1, blocks + int(room / one.bytes_per_block))
-            room -= one.total
-            blocks += block_count(one.blocks)
+        for density in densities:
+            if density.total > room:
+                return max(1, blocks + int(room / density.bytes_per_block))
+            room -= density.total
+            blocks += block_count(density.blocks)
         return max(1, blocks)
 
 
@@ -144,12 +144,12 @@ def block_count(block_range: BlockRange) -> int:
 
 def up_to(densities: Sequence[Density], last: int) -> list[Density]:
     """Return the densities of the blocks up to a number."""
-    found = []
-    for one in densities:
-        first, size = one.blocks.from_block, block_count(one.blocks)
+    cut = []
+    for density in densities:
+        first, size = density.blocks.from_block, block_count(density.blocks)
         if first <= last:
-            found.append(replace(one, blocks=BlockRange(first, min(first + size - 1, last))))
-    return found
+            cut.append(replace(density, blocks=BlockRange(first, min(first + size - 1, last))))
+    return cut
 
 
 def even_partitions(densities: Sequence[Density], count: int) -> list[BlockRange]:
@@ -167,7 +167,9 @@ def even_partitions(densities: Sequence[Density], count: int) -> list[BlockRange
         raise InvalidOptionError("partitions must be at least 1", got=count)
     first, last = _check_adjacent(densities)
     count = min(count, last - first + 1)
-    total = sum((_weight(one) * block_count(one.blocks) for one in densities), Fraction(0))
+    total = sum(
+        (_weight(density) * block_count(density.blocks) for density in densities), Fraction(0)
+    )
     cuts = [first]
     for index, cut in enumerate(_cuts(densities, total, count), start=1):
         cuts.append(min(max(cut, cuts[-1] + 1), last + 1 - (count - index)))
@@ -180,10 +182,10 @@ def _check_adjacent(densities: Sequence[Density]) -> tuple[int, int]:
     if not densities:
         raise InvalidRangeError("there is no range to cut")
     following = densities[0].blocks.from_block
-    for one in densities:
-        if one.blocks.from_block != following:
+    for density in densities:
+        if density.blocks.from_block != following:
             raise InvalidRangeError("densities must follow each other", at=following)
-        following += block_count(one.blocks)
+        following += block_count(density.blocks)
     return densities[0].blocks.from_block, following - 1
 
 

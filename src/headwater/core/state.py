@@ -141,8 +141,8 @@ class PipeState:
             )
         cursor = headers[-1].cursor
         begins = self.cursor is None and len(headers) == 1 and final < cursor.number
-        held = _beginning(headers[0], head) if begins else self.rollback_chain
-        return self._with(cursor, extend_chain(held, cursor), final, cap)
+        chain = _beginning(headers[0], head) if begins else self.rollback_chain
+        return self._with(cursor, extend_chain(chain, cursor), final, cap)
 
     def settle(self, head: Head, *, confirmed: bool = False, cap: int = DEFAULT_CAP) -> PipeState:
         """Return the state after an answer without blocks, whose head may report finality.
@@ -202,8 +202,8 @@ def final_number(state: PipeState, headers: Iterable[BlockHeader], head: Head) -
     if reported is None or reported.hash is None:
         return known
     delivered = (header.cursor for header in headers if header.number == reported.number)
-    held = (*state.rollback_chain, *delivered)
-    ours = find_number(held, reported.number)
+    cursors = (*state.rollback_chain, *delivered)
+    ours = find_number(cursors, reported.number)
     if ours is not None and ours.hash is not None and ours.hash != reported.hash:
         return known
     return max(known, reported.number)

@@ -61,8 +61,8 @@ class Holding:
                 break
             may_go += 1
         gone = tuple(block for block in self.held[:may_go] if block.line is not None)
-        given = gone[-1].header.cursor if gone else self.given
-        return replace(self, given=given, held=self.held[may_go:]), gone
+        last_given = gone[-1].header.cursor if gone else self.given
+        return replace(self, given=last_given, held=self.held[may_go:]), gone
 
     def landing(self, previous_blocks: Iterable[BlockCursor]) -> Holding | None:
         """Return what is left of the held blocks after a fork; None if it reaches below them.
@@ -80,10 +80,10 @@ class Holding:
 
     def undo(self, last_valid: BlockCursor) -> Holding | None:
         """Return what is left of the held blocks after an undo; None if it reaches below them."""
-        found = resolve_undo(self.ahead, last_valid)
-        if found is None:
+        resolution = resolve_undo(self.ahead, last_valid)
+        if resolution is None:
             return self
-        safe = found.safe_cursor
+        safe = resolution.safe_cursor
         if self.given is not None and safe.number < self.given.number:
             return None
         kept = tuple(block for block in self.held if block.header.number <= safe.number)

@@ -40,9 +40,9 @@ class PortalLimits:
 
     def __post_init__(self) -> None:
         for name in ("requests", "bytes_per_second"):
-            given = getattr(self, name)
-            if given is not None and (type(given) is not int or given < 1):
-                raise InvalidOptionError(f"{name} is a whole number from 1, or None", got=given)
+            limit = getattr(self, name)
+            if limit is not None and (type(limit) is not int or limit < 1):
+                raise InvalidOptionError(f"{name} is a whole number from 1, or None", got=limit)
 
 
 class Permits:

@@ -196,10 +196,10 @@ class PortalClient:
             TimestampError: there are no times, or the block lies below those that the portal has.
         """
         if timestamp not in self._blocks_at:
-            found = self._ask_block_at(timestamp)
-            if found is None:
+            number = self._ask_block_at(timestamp)
+            if number is None:
                 return None
-            self._blocks_at[timestamp] = found
+            self._blocks_at[timestamp] = number
         return self._blocks_at[timestamp]
 
     def _ask_block_at(self, timestamp: int) -> int | None:
@@ -252,10 +252,10 @@ class PortalClient:
         answers = self.read(self._headers, BlockRange(number), attempts=QUESTION_ATTEMPTS)
         with closing(answers):
             first = next(answers)
-        found = first.headers[0].timestamp if isinstance(first, Blocks) else None
-        if found is None:
+        timestamp = first.headers[0].timestamp if isinstance(first, Blocks) else None
+        if timestamp is None:
             raise TimestampError("the portal says no time of a block", block=number)
-        return found
+        return timestamp
 
     def resolve_range(self, spec: RangeSpec, *, finalized: bool = False) -> BlockRange:
         """Turn a range as the user wrote it into numbers, with as few questions as it needs.
@@ -285,20 +285,20 @@ class PortalClient:
         The head is asked for before the time is looked up again, so that a block which comes
         meanwhile is not skipped.
         """
-        found = self.block_at(timestamp)
-        if found is not None:
-            return found
+        number = self.block_at(timestamp)
+        if number is not None:
+            return number
         now = int(self._conditions.clock.now())
         if timestamp > now + ahead_s:
             raise TimestampError(
                 "the time lies in the future", time=_date(timestamp), now=_date(now)
             )
         head = self.head()
-        found = self.block_at(timestamp)
-        if found is None:
-            found = 0 if head is None else head.number + 1
-            self.tell(NoticeKind.NEXT_BLOCK, "no block is that late yet", first_block=found)
-        return found
+        number = self.block_at(timestamp)
+        if number is None:
+            number = 0 if head is None else head.number + 1
+            self.tell(NoticeKind.NEXT_BLOCK, "no block is that late yet", first_block=number)
+        return number
 
     def _question(self, route: str, attempts: int | None = QUESTION_ATTEMPTS) -> bytes:
         """Ask until there is an answer, or the attempts are used up."""

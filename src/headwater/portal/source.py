@@ -210,8 +210,8 @@ class PortalSource:
         if self._leave_out is None:
             return False
         oldest = self._client.oldest_block() if oldest is None else oldest
-        ends = [one.to_block for one, _ in self._plan]
-        if oldest <= self._oldest or all(one is not None and one < oldest for one in ends):
+        ends = [block_range.to_block for block_range, _ in self._plan]
+        if oldest <= self._oldest or all(end is not None and end < oldest for end in ends):
             return False
         self._oldest = oldest
         return True
@@ -235,15 +235,18 @@ class PortalSource:
 
     def _has_rows(self, number: int) -> bool:
         """Tell whether a block or one below it may have rows."""
-        return any(one.from_block <= number for one, _ in self._plan)
+        return any(block_range.from_block <= number for block_range, _ in self._plan)
 
     def _missed(self, cursor: BlockCursor | None) -> list[BlockRange]:
         """Return what the plan wants behind the cursor and the portal does not have any more."""
         last = self._oldest - 1
         return [
-            BlockRange(one.from_block, last if one.to_block is None else min(one.to_block, last))
-            for one in clip_ranges([one for one, _ in self._plan], cursor)
-            if one.from_block <= last
+            BlockRange(
+                block_range.from_block,
+                last if block_range.to_block is None else min(block_range.to_block, last),
+            )
+            for block_range in clip_ranges([block_range for block_range, _ in self._plan], cursor)
+            if block_range.from_block <= last
         ]
 
     def _remaining(self, cursor: BlockCursor | None) -> Iterator[tuple[BlockRange, StreamQuery]]:
@@ -290,7 +293,7 @@ class PortalSource:
         All of the range is committed, so a portal that does not answer is no reason to fail.
         """
         self._checked = cursor
-        found: Answer = RangeEnd(Head())
+        answer: Answer = RangeEnd(Head())
         try:
             if not self._is_there(cursor):
                 following = BlockRange(cursor.number + 1)
@@ -298,7 +301,7 @@ class PortalSource:
                     self._watch, following, cursor, attempts=QUESTION_ATTEMPTS
                 )
                 with closing(reading) as answers:
-                    found = next(answers)
+                    answer = next(answers)
         except (PortalHttpError, PortalUnreachableError) as error:
             self._client.tell(
                 NoticeKind.END_UNCHECKED,
@@ -306,7 +309,7 @@ class PortalSource:
                 cursor=cursor,
                 reason=str(error),
             )
-        yield found if isinstance(found, Fork) else RangeEnd(Head())
+        yield answer if isinstance(answer, Fork) else RangeEnd(Head())
 
     def _is_there(self, cursor: BlockCursor) -> bool:
         """Ask for a block by its number: it is there at once, while one that follows is waited for.
@@ -317,10 +320,10 @@ class PortalSource:
         reading = self._client.read(self._watch, asked, attempts=QUESTION_ATTEMPTS)
         with closing(reading) as answers:
             try:
-                found = next(answers)
+                answer = next(answers)
             except MissingBlocksError:
                 return False
-        return isinstance(found, Blocks) and found.headers[-1].cursor == cursor
+        return isinstance(answer, Blocks) and answer.headers[-1].cursor == cursor
 
     def _is_exhausted(self, left: BlockRange, cursor: BlockCursor | None) -> bool:
         """Tell whether what is left of a range after this cursor is known to hold no block."""
@@ -331,7 +334,14 @@ class PortalSource:
     def _left(self, cursor: BlockCursor | None) -> BlockRange | None:
         """Return the first range of the plan that is not read."""
         remaining = (left for left, _ in self._remaining(cursor))
-        return next((one for one in remaining if not self._is_exhausted(one, cursor)), None)
+        return next(
+            (
+                block_range
+                for block_range in remaining
+                if not self._is_exhausted(block_range, cursor)
+            ),
+            None,
+        )
 
     def _spans(
         self, state: PipeState, left: BlockRange, final: BlockCursor, far: int
@@ -352,7 +362,7 @@ class PortalSource:
             if last is None:
                 return
             measured = tuple(up_to(plan.densities, last.number))
-            self._estimates[first] = sum(one.total for one in measured)
+            self._estimates[first] = sum(density.total for density in measured)
             following, before = last.number + 1, last.cursor
             ahead = self._begin_ahead(following, end, before) if following <= end else None
             started = self._clock.monotonic()
@@ -381,19 +391,19 @@ class PortalSource:
         """
         if self._planner is None:
             return None
-        made: Future[_Plan] = Future()
+        future: Future[_Plan] = Future()
 
         def plan(open_client: Callable[[], PortalClient]) -> None:
             try:
                 with open_client() as client:
-                    made.set_result(self._plan_span(client, first, end, before))
+                    future.set_result(self._plan_span(client, first, end, before))
             except Exception as error:  # noqa: BLE001 - its reader decides
-                made.set_exception(error)
+                future.set_exception(error)
 
         thread = Thread(target=plan, args=(self._planner,), name="headwater-plan", daemon=True)
         thread.start()
-        self._planning = [*(one for one in self._planning if one.is_alive()), thread]
-        return made
+        self._planning = [*(other for other in self._planning if other.is_alive()), thread]
+        return future
 
     def close(self) -> None:
         """Wait a moment for threads that plan ahead, whose clients were told to end.
@@ -415,7 +425,7 @@ class PortalSource:
         plan = ahead.result()
         if plan.last is None:
             return None
-        measured = sum(block_count(one.blocks) for one in plan.densities)
+        measured = sum(block_count(density.blocks) for density in plan.densities)
         room = self._size.fitting(plan.densities)
         wanted = room if room < measured else min(self._size.blocks, end - plan.first + 1)
         blocks = plan.last.number - plan.first + 1
@@ -443,13 +453,13 @@ class PortalSource:
         It is asked for together with its predecessor, so that the link between them is checked.
         """
         for lowest in (max(first, last - 1), max(first, last - LOOK_BACK)):
-            found: BlockHeader | None = None
+            header: BlockHeader | None = None
             asked = BlockRange(lowest, last)
             for answer in client.read(self._watch, asked, before, finalized=True):
                 if isinstance(answer, Blocks):
-                    found = answer.headers[-1]
-            if found is not None:
-                return found
+                    header = answer.headers[-1]
+            if header is not None:
+                return header
         return None
 
 

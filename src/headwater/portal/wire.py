@@ -124,8 +124,8 @@ def _malformed_line(line: bytes, error: Exception, after: int | None) -> Malform
         reason, position = "not UTF-8", error.start
     else:
         reason = str(error)
-        found = _BYTE.search(reason)
-        position = int(found[1]) if found else len(line) if "truncated" in reason else 0
+        match = _BYTE.search(reason)
+        position = int(match[1]) if match else len(line) if "truncated" in reason else 0
         reason = _BYTE.sub("", reason).strip()
     number = _BAD_NUMBER.search(line)
     place = "before any block" if after is None else f"after block {after}"
@@ -255,10 +255,10 @@ def read_block_at(body: bytes) -> int:
 
 def read_missing(said: str) -> BlockRange | None:
     """Return the blocks that a portal says it does not have, in the text of a refusal (400)."""
-    found = _MISSING.search(said)
-    if found is None or int(found[2]) < int(found[1]):
+    match = _MISSING.search(said)
+    if match is None or int(match[2]) < int(match[1]):
         return None
-    return BlockRange(int(found[1]), int(found[2]))
+    return BlockRange(int(match[1]), int(match[2]))
 
 
 def explain(body: bytes, limit: int = 500) -> str:
@@ -277,8 +277,8 @@ def _message_in(value: object) -> str | None:
         return value
     if isinstance(value, dict):
         for key in ("message", "error", "detail", "reason"):
-            if found := _message_in(value.get(key)):
-                return found
+            if message := _message_in(value.get(key)):
+                return message
     return None
 
 

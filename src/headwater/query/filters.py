@@ -161,10 +161,10 @@ def make_filter(family: Family, arguments: Mapping[str, object]) -> Filter:
 
 
 def _refuse_mixed_widths(family: Family, arguments: Mapping[str, object]) -> None:
-    given = [name for name in family.discriminators if name in arguments]
-    if len(given) > 1:
+    widths = [name for name in family.discriminators if name in arguments]
+    if len(widths) > 1:
         raise DiscriminatorError(
-            f"one {family.name} filter uses several discriminator widths", got=", ".join(given)
+            f"one {family.name} filter uses several discriminator widths", got=", ".join(widths)
         )
 
 

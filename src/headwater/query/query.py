@@ -176,7 +176,7 @@ def _joined(filters: Sequence[Filter]) -> tuple[Filter, ...]:
     groups: dict[Filter, list[Filter]] = {}
     for item in _distinct(filters):
         groups.setdefault(item.without(EVENT_KEY).canonical(), []).append(item)
-    return tuple(one for group in groups.values() for one in join_lists(group, EVENT_KEY))
+    return tuple(item for group in groups.values() for item in join_lists(group, EVENT_KEY))
 
 
 # --- several outputs, one request per block -------------------------------------------------------

@@ -49,7 +49,7 @@ def argument_name(wire: str) -> str:
 def wire_name(argument: str) -> str:
     """Return the wire's spelling of a keyword argument: `from_` is `from`."""
     first, *rest = argument.rstrip("_").split("_")
-    return first + "".join(one.capitalize() for one in rest)
+    return first + "".join(word.capitalize() for word in rest)
 
 
 def unknown_name(what: str, name: object, valid: Iterable[str]) -> QueryError:

@@ -81,10 +81,10 @@ class RpcError:
     @property
     def suggested(self) -> int | None:
         """How many blocks the node would answer for, if it says so."""
-        found = _SUGGESTED.search(self.message)
-        if found is None:
+        match = _SUGGESTED.search(self.message)
+        if match is None:
             return None
-        size = int(found[2], 16) - int(found[1], 16) + 1
+        size = int(match[2], 16) - int(match[1], 16) + 1
         return size if size > 0 else None
 
 
@@ -359,4 +359,4 @@ def _error_in(body: bytes) -> RpcError | None:
         replies = _decode_many(body) if many else [_decode_one(body)]
     except _UNREADABLE:
         return None
-    return next((_error_of(one.error) for one in replies if one.error is not None), None)
+    return next((_error_of(reply.error) for reply in replies if reply.error is not None), None)

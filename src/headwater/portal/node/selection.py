@@ -162,17 +162,17 @@ class Selection:
 
     def _transactions_of(self, block: BlockData) -> set[int]:
         """Return the places of the transactions to send."""
-        found = self._related(block.logs, "transaction")
+        places = self._related(block.logs, "transaction")
         if self._transactions:
             for tx in block.transactions:
                 whole = complete(tx, None)
                 if any(item.matches(whole) for item in self._transactions):
-                    found.add(int(tx["transactionIndex"], 16))
-        return found
+                    places.add(int(tx["transactionIndex"], 16))
+        return places
 
     def _logs_of(self, block: BlockData) -> dict[int, Item]:
         """Return the logs to send, by their place."""
-        found = {int(log.log_index, 16): log_item(log) for log in block.logs}
+        logs = {int(log.log_index, 16): log_item(log) for log in block.logs}
         owners = self._related(block.logs, "transactionLogs")
         bringing = [item for item in self._transactions if "logs" in item.relations]
         for tx in block.transactions if bringing else ():
@@ -182,8 +182,8 @@ class Selection:
         if owners:
             for log in block.all_logs:
                 if int(log.transaction_index, 16) in owners:
-                    found[int(log.log_index, 16)] = log_item(log)
-        return found
+                    logs[int(log.log_index, 16)] = log_item(log)
+        return logs
 
     def _related(self, logs: Sequence[Log], relation: str) -> set[int]:
         """Return the places of the transactions whose logs bring this along."""
@@ -198,16 +198,16 @@ class Selection:
 class _Filter:
     """One filter: the values of each key, in lower case, and its relations."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, wire: Mapping[str, Any]) -> None:
         self.values: dict[str, Any] = {}
         self.relations: set[str] = set()
-        for key, value in given.items():
+        for key, value in wire.items():
             if isinstance(value, bool):
                 if value and key in _FOREIGN:
                     _refuse(_FOREIGN[key])
                 self.relations |= {key} if value else set()
             elif isinstance(value, list):
-                self.values[key] = {_lower(one) for one in value}
+                self.values[key] = {_lower(item) for item in value}
             elif value is not None:
                 self.values[key] = value
 
@@ -253,12 +253,12 @@ def _selected(
 
 def _union(lists: Iterable[set[str] | None]) -> list[str] | None:
     """Return all values; None if one list is absent, which means: anything."""
-    found: set[str] = set()
+    union: set[str] = set()
     for values in lists:
         if values is None:
             return None
-        found |= values
-    return sorted(found)
+        union |= values
+    return sorted(union)
 
 
 def _lower(value: Any) -> Any:

@@ -116,12 +116,12 @@ class WindowReader:
         return blocks, headers
 
     def _logs(self, answers: Sequence[Answer]) -> list[Log]:
-        found: list[Log] = []
+        logs: list[Log] = []
         for answer in answers:
             if isinstance(answer, RpcError):
                 raise TooWide(answer)
-            found.extend(read_logs(answer))
-        return found
+            logs.extend(read_logs(answer))
+        return logs
 
     def _share_out(self, selection: Selection, blocks: list[BlockData], logs: list[Log]) -> None:
         """Give each block the logs that match, which must name its hash."""
@@ -162,15 +162,15 @@ class WindowReader:
             for wanted in filters
         ]
         answers = iter(self._rpc.ask(calls))
-        found = []
+        by_block = []
         for block in blocks:
             logs: list[Log] = []
             for _ in filters:
                 logs.extend(read_logs(self._result("eth_getLogs", next(answers))))
             if any(log.block_hash != block.hash for log in logs):
                 raise Unsettled(f"a log of block {block.number} is of another one")
-            found.append(logs)
-        return found
+            by_block.append(logs)
+        return by_block
 
     # --- transactions, receipts and other logs ----------------------------------------------------
 
@@ -198,7 +198,7 @@ class WindowReader:
         if self._receipts_by_block:
             calls: list[Call] = [("eth_getBlockReceipts", [block.hash]) for block, _ in wanted]
             answers = self._rpc.ask(calls)
-            failed = next((one for one in answers if isinstance(one, RpcError)), None)
+            failed = next((answer for answer in answers if isinstance(answer, RpcError)), None)
             if failed is None:
                 for (block, txs), answer in zip(wanted, answers, strict=True):
                     assert isinstance(answer, msgspec.Raw)
@@ -212,13 +212,13 @@ class WindowReader:
         ]
         answers_of = iter(self._rpc.ask(single))
         for block, txs in wanted:
-            found = []
+            receipts = []
             for _ in txs:
                 raw = self._result("eth_getTransactionReceipt", next(answers_of))
                 if bytes(raw) == b"null":
                     raise Unsettled(f"a receipt of block {block.number} is not there")
-                found.append(read_item(raw))
-            _put_receipts(block, txs, found)
+                receipts.append(read_item(raw))
+            _put_receipts(block, txs, receipts)
 
     def _result(self, method: str, answer: Answer) -> msgspec.Raw:
         if isinstance(answer, RpcError):
@@ -241,9 +241,9 @@ def _check_transactions(block: BlockData) -> None:
 
 
 def _put_receipts(block: BlockData, txs: list[Item], receipts: list[Item] | None) -> None:
-    found = {receipt["transactionHash"]: receipt for receipt in receipts or ()}
+    by_transaction = {receipt["transactionHash"]: receipt for receipt in receipts or ()}
     for tx in txs:
-        receipt = found.get(tx["hash"])
+        receipt = by_transaction.get(tx["hash"])
         if receipt is None or receipt.get("blockHash") != block.hash:
             raise Unsettled(f"the receipts of block {block.number} are not there")
-    block.receipts = found
+    block.receipts = by_transaction

@@ -68,7 +68,7 @@ class Sources:
     @property
     def has_secrets(self) -> bool:
         """Whether one of them holds more than may be shown."""
-        return any(one.has_secrets for one in self.addresses)
+        return any(address.has_secrets for address in self.addresses)
 
 
 Address = HttpAddress | Sources

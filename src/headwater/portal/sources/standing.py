@@ -108,7 +108,9 @@ class Panel:
 
     def __init__(self, sources: Sources, now: float) -> None:
         probe_at = now + sources.probe_s
-        self.standings = [Standing(str(one), probe_at=probe_at) for one in sources.addresses]
+        self.standings = [
+            Standing(str(address), probe_at=probe_at) for address in sources.addresses
+        ]
         self.current = 0
         self.network: Dataset | None = None
         self._sources = sources
@@ -211,7 +213,7 @@ class Panel:
     @property
     def all_contradict(self) -> bool:
         """Whether every source holds another block than our final one."""
-        return all(one.contradicts is not None for one in self.standings)
+        return all(standing.contradicts is not None for standing in self.standings)
 
     def use(self, index: int, now: float) -> bool:
         """Note which source has answered; tell whether it is another one than before."""
@@ -223,8 +225,8 @@ class Panel:
     def has_other(self, now: float) -> bool:
         """Tell whether another source than the one in use is worth asking."""
         self.review(now)
-        others = (one for at, one in enumerate(self.standings) if at != self.current)
-        return any(_CLASSES[one.verdict] <= _Class.BEHIND for one in others)
+        others = (standing for at, standing in enumerate(self.standings) if at != self.current)
+        return any(_CLASSES[standing.verdict] <= _Class.BEHIND for standing in others)
 
     def due(self, now: float) -> list[int]:
         """Return the sources that are to be probed: the one in use shows itself how it is."""
@@ -238,16 +240,16 @@ class Panel:
         """Return what is shown of each source."""
         return [
             SourceState(
-                f"{index + 1} {one.name}",
+                f"{index + 1} {standing.name}",
                 index == self.current,
-                one.verdict.value,
-                one.reason,
-                one.head,
-                one.final,
-                one.requests,
-                one.failures,
+                standing.verdict.value,
+                standing.reason,
+                standing.head,
+                standing.final,
+                standing.requests,
+                standing.failures,
             )
-            for index, one in enumerate(self.standings)
+            for index, standing in enumerate(self.standings)
         ]
 
     # --- inside -----------------------------------------------------------------------------------
@@ -286,7 +288,11 @@ class Panel:
         A fork may leave a chain shorter than it was.
         """
         shown = [head for at, head in self._best if at <= moment]
-        now = [one.head for one in self.standings if one.head is not None and one.fault is None]
+        now = [
+            standing.head
+            for standing in self.standings
+            if standing.head is not None and standing.fault is None
+        ]
         return min(shown[-1], max(now)) if shown and now else None
 
     def _class(self, standing: Standing, need: Need) -> _Class:

@@ -105,7 +105,7 @@ class SourcesTransport:
         self._made_of = sources, open_one, timeouts
         self._addresses = sources.addresses
         self._open = open_one
-        self._transports = [open_one(one, limits, hold_s) for one in self._addresses]
+        self._transports = [open_one(address, limits, hold_s) for address in self._addresses]
         self._clock = clock
         self._spawn = spawn
         self._notify = notify
@@ -235,12 +235,14 @@ class SourcesTransport:
         self, refusals: list[WholeAnswer], lacking: NodeLacksError | None, *, broke: bool
     ) -> Response:
         """Say that no source answers, or why none ever will."""
-        reasons = "; ".join(f"{one.source}: {one.reason or one.verdict}" for one in self.states())
+        reasons = "; ".join(
+            f"{state.source}: {state.reason or state.verdict}" for state in self.states()
+        )
         said = f"none of the {len(self._transports)} sources answers"
-        absent = next((one for one in refusals if one.status == _ABSENT), None)
+        absent = next((refusal for refusal in refusals if refusal.status == _ABSENT), None)
         if absent is not None and absent.is_question:
             return absent
-        later = next((one for one in refusals if one.may_change), None)
+        later = next((refusal for refusal in refusals if refusal.may_change), None)
         if broke or (later is None and not refusals and lacking is None):
             raise TransportError(said, phase="sources", reason=reasons)
         if later is not None:
@@ -430,21 +432,25 @@ class SourcesTransport:
         answer = {
             "dataset": first.name,
             "aliases": list(first.aliases),
-            "real_time": any(one.real_time for one in described),
-            "start_block": min(one.start_block for one in described),
+            "real_time": any(dataset.real_time for dataset in described),
+            "start_block": min(dataset.start_block for dataset in described),
             "metadata": details,
         }
         return WholeAnswer(200, {}, msgspec.json.encode(answer))
 
     def _described(self) -> list[Dataset]:
         standings = self._panel.standings
-        return [one.dataset for one in standings if one.dataset and one.foreign is None]
+        return [
+            standing.dataset
+            for standing in standings
+            if standing.dataset and standing.foreign is None
+        ]
 
     def _refuse_different_networks(self) -> None:
         """Refuse a list whose sources hold different networks, before anything is read."""
         if self._began:
             return
-        foreign = [one for one in self._panel.standings if one.foreign is not None]
+        foreign = [standing for standing in self._panel.standings if standing.foreign is not None]
         if foreign:
             raise NetworkError(
                 "the sources of the list hold different networks",
