@@ -122,18 +122,18 @@ class ArrowPlan:
         every = self.conditions + self.columns
         columns: dict[int, Any] = {
             place: rows.column(place)
-            for place in frozenset[int]().union(*(one.columns for one in every))
+            for place in frozenset[int]().union(*(expression.columns for expression in every))
         }
         count = rows.num_rows
         for condition in self.conditions:
             keep = condition.of(columns)
             columns = {place: column.filter(keep) for place, column in columns.items()}
             count = len(next(iter(columns.values())))
-        made = [
-            _as_field(one.of(columns), field, count)
-            for one, field in zip(self.columns, self.schema, strict=True)
+        arrays = [
+            _as_field(expression.of(columns), field, count)
+            for expression, field in zip(self.columns, self.schema, strict=True)
         ]
-        return type(rows).from_arrays(made, schema=self.schema)
+        return type(rows).from_arrays(arrays, schema=self.schema)
 
 
 def _as_field(values: Any, field: pa.Field, count: int) -> Any:
@@ -146,14 +146,16 @@ def in_arrow(node: catalyst.Node) -> ArrowPlan | None:
     """Return a captured plan as one of Arrow; None if it is left to Spark. Runs no job."""
     try:
         source, conditions, known = _walked(node)
-        columns = tuple(known[one.exprId().id()] for one in catalyst.items(node.plan.output()))
+        columns = tuple(
+            known[attribute.exprId().id()] for attribute in catalyst.items(node.plan.output())
+        )
     except _LeftToSpark:
         return None
     if not columns:  # Arrow forgets how many rows there are
         return None
-    made = StructType.fromJson(json.loads(node.plan.schema().json()))
-    schema = to_arrow_schema(made, timezone="UTC")
-    if any(one.kind != field.type for one, field in zip(columns, schema, strict=True)):
+    struct = StructType.fromJson(json.loads(node.plan.schema().json()))
+    schema = to_arrow_schema(struct, timezone="UTC")
+    if any(column.kind != field.type for column, field in zip(columns, schema, strict=True)):
         return None
     return ArrowPlan(source, conditions, columns, schema)
 
@@ -174,7 +176,9 @@ def before_spark(session: SparkSession, node: catalyst.Node) -> ArrowPlan | None
         return None
     if not columns:
         return None
-    fields = [pa.field(str(place), one.kind) for place, one in zip(places, columns, strict=True)]
+    fields = [
+        pa.field(str(place), column.kind) for place, column in zip(places, columns, strict=True)
+    ]
     return ArrowPlan(str(leaf.source), _first_conditions(node), columns, pa.schema(fields))
 
 
@@ -183,7 +187,7 @@ def _first_conditions(node: catalyst.Node) -> tuple[Expression, ...]:
     try:
         return _walked(node)[1]
     except _LeftToSpark:
-        return _first_conditions(next(one for one in node.children if one.leaves))
+        return _first_conditions(next(child for child in node.children if child.leaves))
 
 
 _Walked = tuple[str, tuple[Expression, ...], dict[int, Expression]]
@@ -193,7 +197,10 @@ def _walked(node: catalyst.Node) -> _Walked:
     """Return the leaf of a plan, its conditions, and the columns of its top by Spark's numbers."""
     if node.source is not None:
         attributes = catalyst.items(node.plan.output())
-        known = {one.exprId().id(): _leaf(one, place) for place, one in enumerate(attributes)}
+        known = {
+            attribute.exprId().id(): _leaf(attribute, place)
+            for place, attribute in enumerate(attributes)
+        }
         return node.source, (), known
     if len(node.children) != 1 or not node.children[0].of_batch:
         raise _LeftToSpark
@@ -206,7 +213,7 @@ def _walked(node: catalyst.Node) -> _Walked:
         conditions = (*conditions, condition)
     elif name == "Project":
         items = catalyst.items(node.plan.projectList())
-        known = {one.exprId().id(): _expression(one, known) for one in items}
+        known = {item.exprId().id(): _expression(item, known) for item in items}
     elif name not in _ABOVE_LEAF:
         raise _LeftToSpark
     return source, conditions, known
@@ -242,15 +249,15 @@ def _expression(node: Any, known: Mapping[int, Expression]) -> Expression:
         return Expression("literal", kind, value=_literal(node, kind))
     if name not in _FUNCTIONS and name not in _MAKERS:
         raise _LeftToSpark
-    parts = tuple(_expression(one, known) for one in catalyst.items(node.children()))
+    parts = tuple(_expression(child, known) for child in catalyst.items(node.children()))
     if name in _MAKERS:
-        made = _MAKERS[name](node, kind, parts)
+        expression = _MAKERS[name](node, kind, parts)
     else:
         function, allows = _FUNCTIONS[name]
-        made = Expression(function, kind, parts) if allows(kind, parts) else None
-    if made is None or (made.parts and any(one.may_fail for one in parts)):
+        expression = Expression(function, kind, parts) if allows(kind, parts) else None
+    if expression is None or (expression.parts and any(part.may_fail for part in parts)):
         raise _LeftToSpark  # whether a part is computed at all would depend on the others
-    return made
+    return expression
 
 
 def _literal(node: Any, kind: pa.DataType) -> Any:
@@ -264,21 +271,21 @@ def _in(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expressi
     value, *of = parts
     if value.kind not in _ORDERED or not value.columns:
         return None
-    if any(one.name != "literal" or one.kind != value.kind for one in of):
+    if any(literal.name != "literal" or literal.kind != value.kind for literal in of):
         return None
-    known = pa.array([one.value for one in of], value.kind)
+    known = pa.array([literal.value for literal in of], value.kind)
     return Expression("is_in", kind, (value,), known)
 
 
 def _case(node: Any, kind: pa.DataType, parts: tuple[Expression, ...]) -> Expression | None:
     if len(parts) % 2 == 0:
         return None  # without a value for all else it is null
-    *parts_before, made = parts
+    *parts_before, result = parts
     for condition, value in reversed(list(zip(parts_before[::2], parts_before[1::2], strict=True))):
-        if not _are_values(kind, (value, made)):
+        if not _are_values(kind, (value, result)):
             return None
-        made = Expression("if_else", kind, (condition, value, made))
-    return made
+        result = Expression("if_else", kind, (condition, value, result))
+    return result
 
 
 def _are_values(kind: pa.DataType, parts: Iterable[Expression]) -> bool:

@@ -42,10 +42,10 @@ class CatalogTables:
     def __init__(
         self, session: SparkSession | None, announce: Callable[[str], None] = lambda step: None
     ) -> None:
-        found = session or active_session()
-        if found is None:
+        session = session or active_session()
+        if session is None:
             raise SparkTableError("there is no Spark session: give yours as spark=")
-        self._session = found
+        self._session = session
         self._announce = announce
 
     def sql(self, text: str) -> list[dict[str, Any]]:
@@ -87,8 +87,8 @@ class CatalogTables:
             raise SparkTableError(
                 "the stream and its table have two sessions: give the same one to both as spark="
             )
-        made: DataFrame = rows
-        return made
+        frame: DataFrame = rows
+        return frame
 
     def fitted(
         self,
@@ -107,9 +107,9 @@ class CatalogTables:
         Raises:
             LakeSchemaError: a column is missing in the table, or of another type there.
         """
-        held = {one.name: one for one in columns}
+        by_name = {column.name: column for column in columns}
         for field in frame.schema:
-            own = held.get(field.name)
+            own = by_name.get(field.name)
             if own is None or not _fits(field.dataType, own.dataType):
                 raise LakeSchemaError(
                     "the table has no place for a column", table=table, column=field.name,
@@ -125,21 +125,21 @@ class CatalogTables:
             "a row is of a block outside of its batch", table=table, after=after, last=last
         )
         empty = LakeSchemaError("a partition of Delta cannot hold an empty text", table=table)
-        made = []
-        for one in columns:
-            value = F.col(_quoted(one.name)) if one.name in frame.columns else F.lit(None)
-            if one.name == name:
+        expressions = []
+        for column in columns:
+            value = F.col(_quoted(column.name)) if column.name in frame.columns else F.lit(None)
+            if column.name == name:
                 value = _checked(value, (value > after) & (value <= last), own_block)
-            elif one.name in never_empty:
+            elif column.name in never_empty:
                 value = _checked(value, value.isNull() | (value != ""), empty)
-            made.append(value.cast(one.dataType).alias(one.name))
-        return frame.select(*made)
+            expressions.append(value.cast(column.dataType).alias(column.name))
+        return frame.select(*expressions)
 
     def union(self, frames: Sequence[DataFrame]) -> DataFrame:
         """Return the rows of several frames with the same columns."""
         first, *others = frames
-        for one in others:
-            first = first.unionAll(one)
+        for other in others:
+            first = first.unionAll(other)
         return first
 
     def empty(self, columns: StructType) -> DataFrame:
@@ -148,7 +148,7 @@ class CatalogTables:
 
     def create(self, name: str, frame: DataFrame, provider: str, said: Mapping[str, str]) -> None:
         """Create an empty table with the columns of a frame; leave one that is there already."""
-        fields = [spark.StructField(one.name, one.dataType) for one in frame.schema]
+        fields = [spark.StructField(field.name, field.dataType) for field in frame.schema]
         writer = self.empty(StructType(fields)).writeTo(name).using(provider)
         for key, value in said.items():
             writer = writer.tableProperty(key, value)
@@ -185,9 +185,9 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _fits(kind: spark.DataType, held: spark.DataType) -> bool:
+def _fits(kind: spark.DataType, other: spark.DataType) -> bool:
     """Tell whether every value of a type has a place in another, exactly."""
-    ours, theirs = kind.simpleString(), held.simpleString()
+    ours, theirs = kind.simpleString(), other.simpleString()
     if ours in (theirs, "void") or theirs in _WIDER.get(ours, ()):
         return True
     small, large = _DECIMAL.fullmatch(ours), _DECIMAL.fullmatch(theirs)
@@ -196,8 +196,8 @@ def _fits(kind: spark.DataType, held: spark.DataType) -> bool:
 
 def _said(error: BaseException) -> str:
     """Return the line of an error of Spark's that says what happened."""
-    lines = [one for one in str(error).splitlines() if one.strip()]
-    told = next((one for one in lines if "Exception: " in one), lines[0] if lines else "")
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in lines if "Exception: " in line), lines[0] if lines else "")
     return told.strip()[:200]
 
 

@@ -53,16 +53,16 @@ def rowless(session: SparkSession, schema: StructType) -> tuple[DataFrame, int]:
     inner: Any = session._jsparkSession
     jvm: Any = session._jvm
     rows = inner.sparkContext().emptyRDD(jvm_object(jvm, "scala.reflect.ClassTag").Any())
-    made = inner.internalCreateDataFrame(rows, inner.parseDataType(schema.json()), True)
-    return Classic(made, session), int(rows.id())
+    frame = inner.internalCreateDataFrame(rows, inner.parseDataType(schema.json()), True)
+    return Classic(frame, session), int(rows.id())
 
 
 def of_rows(session: SparkSession, rows: Any, schema: StructType) -> DataFrame:
     """Return a DataFrame of an RDD of tuples, which Spark itself turns into columns."""
     inner: Any = session
     known = inner._jvm.SerDeUtil.toJavaArray(rows._to_java_object_rdd())
-    made = inner._jsparkSession.applySchemaToPythonRDD(known.rdd(), schema.json())
-    return Classic(made, session)
+    frame = inner._jsparkSession.applySchemaToPythonRDD(known.rdd(), schema.json())
+    return Classic(frame, session)
 
 
 def analyzed(frame: Any) -> Any:
@@ -114,7 +114,7 @@ def taken_apart(session: SparkSession, plan: Any, leaves: Mapping[int, str]) -> 
 def is_bindable(node: Node) -> bool:
     """Tell whether nothing of it would be a stream still if its leaves were replaced."""
     queries = items(node.plan.subqueriesAll())
-    return _has_no_stream(node) and not any(one.isStreaming() for one in queries)
+    return _has_no_stream(node) and not any(query.isStreaming() for query in queries)
 
 
 def _has_no_stream(node: Node) -> bool:
@@ -125,7 +125,7 @@ def _has_no_stream(node: Node) -> bool:
 
 def is_random(plan: Any) -> bool:
     """Tell whether a plan has expressions whose values are drawn, or depend on where rows lie."""
-    return any(not one.deterministic() for one in items(plan.expressions())) or any(
+    return any(not expression.deterministic() for expression in items(plan.expressions())) or any(
         map(is_random, items(plan.children()))
     )
 
@@ -146,9 +146,9 @@ def mixes_rows(node: Node) -> str | None:
         return name
     if node.plan.subqueries().nonEmpty():
         return f"{name} with a subquery"
-    for one in items(node.plan.expressions()):
-        if not one.deterministic():
-            return f"{name} with {one.sql()}"
+    for expression in items(node.plan.expressions()):
+        if not expression.deterministic():
+            return f"{name} with {expression.sql()}"
     return mixes_rows(node.children[sides[0]])
 
 
@@ -159,7 +159,9 @@ def with_hidden(session: SparkSession, node: Node, column: Any) -> Node:
     plan = node.plan
     if plan.getClass().getSimpleName() == "Project":
         plan = _with(session, plan, projectList=_and(plan.projectList(), column))
-    children = [with_hidden(session, one, column) if one.of_batch else one for one in node.children]
+    children = [
+        with_hidden(session, child, column) if child.of_batch else child for child in node.children
+    ]
     return Node(plan, tuple(children))
 
 
@@ -185,11 +187,11 @@ def used(session: SparkSession, node: Node) -> tuple[int, ...] | None:
     *ways, last = ways[0]
     wanted = set[int]()
     for plan in reversed(ways):
-        wanted |= {one.exprId().id() for one in items(plan.references().toSeq())}
+        wanted |= {attribute.exprId().id() for attribute in items(plan.references().toSeq())}
         name = plan.getClass().getSimpleName()
         if name == "Project":
             columns = enumerate(items(last.output()))
-            return tuple(place for place, one in columns if one.exprId().id() in wanted)
+            return tuple(place for place, attribute in columns if attribute.exprId().id() in wanted)
         if name != "Filter":
             break
     return None
@@ -272,10 +274,10 @@ def _and(columns: Any, column: Any) -> Any:
 
 
 def _seq(session: Any, items: Sequence[Any]) -> Any:
-    made = jvm_object(session._jvm, "scala.collection.immutable.Nil")
+    sequence = jvm_object(session._jvm, "scala.collection.immutable.Nil")
     for item in reversed(items):
-        made = getattr(made, "$colon$colon")(item)
-    return made
+        sequence = getattr(sequence, "$colon$colon")(item)
+    return sequence
 
 
 def items(seq: Any) -> list[Any]:

@@ -82,11 +82,11 @@ def load_source(options: Mapping[str, str]) -> LoadedSource:
         NotFinalError: the range is not final to its end.
         HeadwaterError: an option is malformed, or the portal cannot be asked.
     """
-    given = Options(options, Use.READ)
-    address = choose_address(given)
-    row_maker, query = choose_rows(given)
-    partitions = given.count("partitions")
-    spec = given.range()
+    chosen = Options(options, Use.READ)
+    address = choose_address(chosen)
+    row_maker, query = choose_rows(chosen)
+    partitions = chosen.count("partitions")
+    spec = chosen.range()
     reader = PartReader(address, query, row_maker, dataset=None, retry=IMPATIENT)
     with reader.client(headers=query.headers_only()) as client:
         dataset = client.metadata()
@@ -104,7 +104,7 @@ def load_source(options: Mapping[str, str]) -> LoadedSource:
 
 def tell_cost(measured: Sequence[Density], cores: int) -> None:
     """Say once, before anything is read, what a large reading will cost."""
-    size = sum(one.total for one in measured)
+    size = sum(density.total for density in measured)
     if size < LARGE:
         return
     _log.warning(
@@ -132,17 +132,17 @@ def register(spark: SparkSession) -> None:
             raise
 
 
-def choose_address(given: Options) -> Address:
+def choose_address(options: Options) -> Address:
     """Return the portal's address, and warn where Spark could show its credentials."""
-    chosen = given.choose("portal", "portalEnv", "portalUrl")
+    chosen = options.choose("portal", "portalEnv", "portalUrl")
     if chosen == "portalEnv":
-        name = given[chosen]
+        name = options[chosen]
         if not os.environ.get(name):
             raise SourceOptionError(
                 "the environment that Spark was started with lacks the variable", portalEnv=name
             )
         return source_address(os.environ[name])
-    address = source_address(given[chosen])
+    address = source_address(options[chosen])
     if address.has_secrets:
         _log.warning(
             "the portal's address has credentials, and Spark may show options in plans, event logs "
@@ -151,27 +151,27 @@ def choose_address(given: Options) -> Address:
     return address
 
 
-def choose_rows(given: Options) -> tuple[RowMaker, Query | RawQuery]:
+def choose_rows(options: Options) -> tuple[RowMaker, Query | RawQuery]:
     """Return what makes the rows that the options ask for, and what to ask the portal for."""
-    kind = given.choose("event", "call", "table", "query")
+    kind = options.choose("event", "call", "table", "query")
     if kind == "query":
-        return RawRows(), parse_raw_query(given["query"])
-    decimals = given.words("decimals") or ()
+        return RawRows(), parse_raw_query(options["query"])
+    decimals = options.words("decimals") or ()
     if kind == "table":
         table = named_table(
-            given["table"].strip(),
-            fields=given.words("fields"),
-            filters=given.document("filters"),
+            options["table"].strip(),
+            fields=options.words("fields"),
+            filters=options.document("filters"),
             decimals=decimals,
         )
         return table_rows(table), table.query
-    text = given[kind].strip()
-    definition = given.document(kind) if text.startswith("{") else text
-    contracts = given.words("contracts")
-    on_error: OnError = given.get("onError", "raise")  # type: ignore[assignment]  # checked there
+    text = options[kind].strip()
+    definition = options.document(kind) if text.startswith("{") else text
+    contracts = options.words("contracts")
+    on_error: OnError = options.get("onError", "raise")  # type: ignore[assignment]  # checked there
     output: Output
     if kind == "call":
-        source = given.get("source", "transactions")
+        source = options.get("source", "transactions")
         output = evm.calls(
             definition,
             contracts=contracts,
@@ -180,7 +180,7 @@ def choose_rows(given: Options) -> tuple[RowMaker, Query | RawQuery]:
             on_error=on_error,
         )
     else:
-        params = given.document("params")
+        params = options.document("params")
         output = evm.events(
             definition, contracts=contracts, params=params, decimals=decimals, on_error=on_error
         )

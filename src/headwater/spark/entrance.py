@@ -227,7 +227,7 @@ class _Server(ThreadingTCPServer):
                 connection, server_side=True, do_handshake_on_connect=False
             )
         with self._lock:
-            strangers = [one for one, is_known in self._open.items() if not is_known]
+            strangers = [stranger for stranger, is_known in self._open.items() if not is_known]
             if len(strangers) >= self.driver_port.waiting:
                 del self._open[strangers[0]]  # cut once, however late its thread notices
                 _cut(strangers[0])
@@ -263,8 +263,8 @@ class _Server(ThreadingTCPServer):
         """Wake every thread that still reads. No new connection is taken any more."""
         with self._lock:
             connections = list(self._open)
-        for one in connections:
-            _cut(one)
+        for connection in connections:
+            _cut(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: Spark knows what became of the task, and tries it again."""

@@ -100,7 +100,7 @@ class ExecutorRows(ABC):
         with self.relay() as relay:
             sender = IpcSender(relay.entrance)
             attempts = self.run(sender, IpcSender.RESULT)["attempt"].to_pylist()
-            files = relay.take([one for one in attempts if one is not None])
+            files = relay.take([attempt for attempt in attempts if attempt is not None])
         try:
             for file in files:
                 yield from read_batches(file)
@@ -136,8 +136,8 @@ class DataFrameRows(ExecutorRows):
         """Call a function with the batches of each partition."""
         described = described_job(self.session, "write rows")
         with coded_failures(), _batches_by_count(self.session), described:
-            made = map_in_arrow(self._frame, partial(_with_part, function), schema)
-            return made.toArrow().cast(schema)
+            mapped = map_in_arrow(self._frame, partial(_with_part, function), schema)
+            return mapped.toArrow().cast(schema)
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
         """Bring the rows to the driver in small batches; their columns say what they hold."""
@@ -210,9 +210,9 @@ class SpanRows(ExecutorRows):
             items: Any = self.items
             if not isinstance(items, RDD):
                 items = self.context.parallelize(items, len(items))
-            found = items.mapPartitionsWithIndex(task).collect()
-        self.check([receipt for receipt, _ in found if receipt is not None])
-        tables = [pa.ipc.open_stream(made).read_all() for _, made in found]
+            results = items.mapPartitionsWithIndex(task).collect()
+        self.check([receipt for receipt, _ in results if receipt is not None])
+        tables = [pa.ipc.open_stream(data).read_all() for _, data in results]
         return pa.concat_tables([schema.empty_table(), *tables])
 
 
@@ -232,7 +232,7 @@ def unpack_columns(output: int, change: RowChange, batches: Batches) -> Iterator
     """Make rows of one output where Spark has made columns of what it keeps. Runs on executors."""
     for batch in batches:
         outputs, rows = batch.column(0).to_pylist(), batch.column(1)
-        kept = zip(outputs, (one.as_buffer() for one in rows), strict=True)
+        kept = zip(outputs, (value.as_buffer() for value in rows), strict=True)
         yield from change(_unpacked(output, kept))
 
 
@@ -251,11 +251,11 @@ def _work(
     """Yield the receipt of each part, and what a function made of its rows. Runs on executors."""
     for part, receipt, read in opened(index, items):
         batches = change(read)
-        made = _written(function(batches, part), schema)
+        result = _written(function(batches, part), schema)
         if receipt is not None:
             for _ in batches:
                 pass  # a receipt speaks of the whole part, also if the function wanted less
-        yield None if receipt is None else receipt.to_text(), made
+        yield None if receipt is None else receipt.to_text(), result
 
 
 def _written(batches: Batches, schema: pa.Schema) -> bytes:
@@ -263,8 +263,8 @@ def _written(batches: Batches, schema: pa.Schema) -> bytes:
     with pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch.cast(schema))
-    made: bytes = sink.getvalue().to_pybytes()
-    return made
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def _with_part(function: PartFunction, batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -284,11 +284,11 @@ def map_in_arrow(frame: DataFrame, function: Any, schema: pa.Schema) -> DataFram
         return frame.mapInArrow(function, columns)
     any_frame: Any = frame
     kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
-    made = UserDefinedFunction(function, columns, evalType=kind)
+    udf = UserDefinedFunction(function, columns, evalType=kind)
     names = [f"`{name.replace('`', '``')}`" for name in frame.columns]
-    plan = any_frame._jdf.mapInArrow(made(*(frame[name] for name in names))._jc, False, None)
-    found: DataFrame = type(any_frame)(plan, frame.sparkSession)
-    return found
+    plan = any_frame._jdf.mapInArrow(udf(*(frame[name] for name in names))._jc, False, None)
+    mapped: DataFrame = type(any_frame)(plan, frame.sparkSession)
+    return mapped
 
 
 def shown_parts(parts: Sequence[Any]) -> str:
@@ -407,14 +407,14 @@ def _with_facts(kind: type[HeadwaterError], text: str) -> HeadwaterError:
 
 def known_failure(text: str) -> HeadwaterError | None:
     """Return what a failure that Spark tells of is, if it is one of ours, or one of its workers."""
-    found = coded_error(text)
-    if found is None and (wrong := _OTHER_PYTHON.search(text)):
-        found = ExecutorPythonError("executors run another Python", said=wrong[0])
-    if found is None and _WORKER_SILENT in text:
-        found = WorkerSilentError("Spark has waited for a Python process that was starting")
-    if found is None and _WORKER_LOST in text and _TASK_FAILED not in text:
-        found = WorkerLostError("a Python worker was lost while Spark planned a scan")
-    return found
+    failure = coded_error(text)
+    if failure is None and (wrong := _OTHER_PYTHON.search(text)):
+        failure = ExecutorPythonError("executors run another Python", said=wrong[0])
+    if failure is None and _WORKER_SILENT in text:
+        failure = WorkerSilentError("Spark has waited for a Python process that was starting")
+    if failure is None and _WORKER_LOST in text and _TASK_FAILED not in text:
+        failure = WorkerLostError("a Python worker was lost while Spark planned a scan")
+    return failure
 
 
 @contextmanager
@@ -426,7 +426,7 @@ def coded_failures() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        found = known_failure(str(error))
-        if found is None:
+        failure = known_failure(str(error))
+        if failure is None:
             raise
-        raise found from error
+        raise failure from error

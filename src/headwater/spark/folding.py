@@ -38,7 +38,7 @@ def fold_on_executors(
     Raises:
         HeadwaterError: changes do not fit the declared tables.
     """
-    changes = reduce(lambda one, other: one.unionByName(other), frames)
+    changes = reduce(lambda frame, other: frame.unionByName(other), frames)
     changes = changes.select(*CHANGES_SCHEMA.names)
     checked = map_in_arrow(changes, partial(_check, list(tables)), CHANGES_SCHEMA)
     parts = 2 * parallelism(changes.sparkSession)

@@ -67,7 +67,9 @@ def spark_schema(schema: pa.Schema) -> spark.StructType:
     Raises:
         ColumnTypeError: a column has a type that Spark lacks.
     """
-    return spark.StructType([_field(one, one.name, nullable=one.nullable) for one in schema])
+    return spark.StructType(
+        [_field(field, field.name, nullable=field.nullable) for field in schema]
+    )
 
 
 def _field(field: pa.Field, path: str, *, nullable: bool = True) -> spark.StructField:
@@ -89,7 +91,7 @@ def _type(arrow: pa.DataType, path: str) -> spark.DataType:
 
 def loose_schema(schema: pa.Schema) -> pa.Schema:
     """Return the columns as a data source hands them to Spark: what is inside may be null."""
-    return pa.schema([one.with_type(_loose(one.type)) for one in schema])
+    return pa.schema([field.with_type(_loose(field.type)) for field in schema])
 
 
 def _loose(arrow: pa.DataType) -> pa.DataType:
@@ -97,7 +99,9 @@ def _loose(arrow: pa.DataType) -> pa.DataType:
         item = arrow.value_field
         return pa.list_(item.with_type(_loose(item.type)).with_nullable(True))
     if pa.types.is_struct(arrow):
-        return pa.struct([one.with_type(_loose(one.type)).with_nullable(True) for one in arrow])
+        return pa.struct(
+            [field.with_type(_loose(field.type)).with_nullable(True) for field in arrow]
+        )
     return arrow
 
 
@@ -195,7 +199,7 @@ class Frame(LikeDataFrame):
         head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
         first = self._table.slice(0, _SHOWN)
         rows = "".join(
-            f"<tr>{''.join(f'<td>{escape(str(one))}</td>' for one in row.values())}</tr>"
+            f"<tr>{''.join(f'<td>{escape(str(value))}</td>' for value in row.values())}</tr>"
             for row in first.to_pylist()
         )
         count = f"<p>{self._table.num_rows:,} rows, {first.num_rows} shown</p>"
@@ -257,19 +261,19 @@ def as_frames(made: Mapping[str, Any], spark_provider: SparkProvider) -> dict[st
     DataFrames and frames stay as they are. What has no more than its rows, as an Arrow table has,
     is wrapped.
     """
-    return {name: _as_frame(one, spark_provider) for name, one in made.items()}
+    return {name: _as_frame(output, spark_provider) for name, output in made.items()}
 
 
-def _as_frame(made: Any, spark_provider: SparkProvider) -> Any:
-    if isinstance(made, pa.RecordBatch):
-        made = pa.Table.from_batches([made])
-    kind = type(made)
-    if not isinstance(made, pa.Table):
-        is_spark = isinstance(made, LikeDataFrame) or kind.__module__.startswith("pyspark.sql.")
+def _as_frame(output: Any, spark_provider: SparkProvider) -> Any:
+    if isinstance(output, pa.RecordBatch):
+        output = pa.Table.from_batches([output])
+    kind = type(output)
+    if not isinstance(output, pa.Table):
+        is_spark = isinstance(output, LikeDataFrame) or kind.__module__.startswith("pyspark.sql.")
         if is_spark or not hasattr(kind, "toArrow"):  # what is no frame the target refuses
-            return made
-        made = made.toArrow()
-    return Frame(made, spark_provider)
+            return output
+        output = output.toArrow()
+    return Frame(output, spark_provider)
 
 
 # --- DataFrames of few rows, without a Spark job --------------------------------------------------
@@ -297,9 +301,9 @@ def from_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> Da
         with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, rows.schema) as writer:
             writer.write_table(rows)
         read = utils.readArrowStreamFromFile(path)
-    made = Classic(utils.toDataFrame(read, schema.json(), inner._jsparkSession), session)
-    made._schema = schema
-    return made
+    frame = Classic(utils.toDataFrame(read, schema.json(), inner._jsparkSession), session)
+    frame._schema = schema
+    return frame
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:

@@ -85,10 +85,10 @@ def _locate(variables: Mapping[str, str]) -> tuple[Path, str]:
     home = variables.get("JAVA_HOME")
     if home:
         return Path(home, "bin", "java"), f"JAVA_HOME ({home})"
-    found = shutil.which("java", path=variables.get("PATH", ""))
-    if found is None:
+    java = shutil.which("java", path=variables.get("PATH", ""))
+    if java is None:
         raise JavaMissingError("Spark needs Java, and there is none on the PATH")
-    return Path(found), f"java on the PATH ({found})"
+    return Path(java), f"java on the PATH ({java})"
 
 
 def _ask_version(executable: Path, place: str) -> int:
@@ -102,10 +102,10 @@ def _ask_version(executable: Path, place: str) -> int:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaMissingError(f"{place} cannot be run: {type(error).__name__}") from error
-    found = _VERSION.search(answer.stderr + answer.stdout)
-    if answer.returncode != 0 or found is None:
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    if answer.returncode != 0 or match is None:
         raise JavaMissingError(f"{place} is not a Java runtime", exit_code=answer.returncode)
-    return int(found[1])
+    return int(match[1])
 
 
 class JvmProcess:
@@ -378,13 +378,15 @@ class Archive:
         words = rest.partition(f" {_MAIN} ")[0].split(" ")
         assert words[1] == "-cp", "the class path is given first"
         return [
-            one for one in words[3:] if not one.startswith(("-Xmx", "--add-modules=jdk.incubator"))
+            word
+            for word in words[3:]
+            if not word.startswith(("-Xmx", "--add-modules=jdk.incubator"))
         ]
 
     def _start(
         self, options: Sequence[str], flags: Sequence[str], settings: Mapping[str, str]
     ) -> list[str]:
-        jars = sorted(str(one) for one in (self.home / "jars").glob("*.jar"))
+        jars = sorted(str(jar) for jar in (self.home / "jars").glob("*.jar"))
         command = [str(self.java), "-cp", os.pathsep.join(jars), *flags, *options]
         command.append(f"-Xmx{settings['spark.driver.memory']}")
         command += [*shlex.split(settings.get("spark.driver.extraJavaOptions", "")), _MAIN]
@@ -402,13 +404,13 @@ def _transform(session: pyspark.sql.SparkSession) -> None:
     known = session.createDataFrame([("a", 1)], "s string, known int")
 
     def transform(data: Mapping[str, Any]) -> dict[str, Any]:
-        made = data["rows"].where("n > 0").selectExpr("upper(s) s", "cast(n as string) n")
-        return {"rows": made.join(functions.broadcast(known), "s", "left")}
+        texts = data["rows"].where("n > 0").selectExpr("upper(s) s", "cast(n as string) n")
+        return {"rows": texts.join(functions.broadcast(known), "s", "left")}
 
     plan = TransformPlan(transform, {"rows": rows.schema}, lambda: session)
     kept = session.createDataFrame(rows).persist(StorageLevel.DISK_ONLY)
-    for made in plan.apply({"rows": kept}).values():
-        DataFrameRows(made).run(_nothing, pa.schema([]))
+    for frame in plan.apply({"rows": kept}).values():
+        DataFrameRows(frame).run(_nothing, pa.schema([]))
     kept.unpersist()
 
 
@@ -447,7 +449,7 @@ def _key(java: Path, home: Path) -> str:
         release.read_text() if release.is_file() else "",
         pyspark.__version__,
         str(home),
-        *sorted(f"{one.name} {one.stat().st_size}" for one in (home / "jars").glob("*.jar")),
+        *sorted(f"{jar.name} {jar.stat().st_size}" for jar in (home / "jars").glob("*.jar")),
     ]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 

@@ -174,8 +174,8 @@ class LocalStart:
         """Tell all who wait."""
         with self._guard:
             self.ended.set()
-            for one in self._waiting:
-                one.set()
+            for event in self._waiting:
+                event.set()
 
     def _fail(self, error: BaseException, path: set[str]) -> None:
         self._error = error
@@ -306,16 +306,16 @@ def without_words_of_py4j() -> Iterator[None]:
 
     root = logging.getLogger()
     loggers = [root, logging.getLogger("py4j.java_gateway"), logging.getLogger("py4j.clientserver")]
-    for one in loggers:
-        one.addFilter(is_other)
+    for logger in loggers:
+        logger.addFilter(is_other)
     try:
         yield
     finally:
-        for one in loggers:
-            one.removeFilter(is_other)
+        for logger in loggers:
+            logger.removeFilter(is_other)
 
 
 def _forget_folders(before: set[str]) -> None:
     """Take folders of a Spark that is gone from the path of modules, where it has put them."""
-    for folder in [one for one in sys.path if one not in before and "userFiles-" in one]:
+    for folder in [path for path in sys.path if path not in before and "userFiles-" in path]:
         sys.path.remove(folder)

@@ -101,8 +101,8 @@ def uint256_compare(left: Number, right: Number) -> Column:
 
 def try_uint256_compare(left: Number, right: Number) -> Column:
     """Return what `uint256_compare` does, NULL where one is no unsigned integer of 78 digits."""
-    one, other = _padded(left), _padded(right)
-    return (one > other).cast("int") - (one < other).cast("int")
+    padded, other = _padded(left), _padded(right)
+    return (padded > other).cast("int") - (padded < other).cast("int")
 
 
 # --- expressions ----------------------------------------------------------------------------------
@@ -122,18 +122,20 @@ def _padded(value: Number) -> Column:
     return F.lpad(F.regexp_substr(_text(value), F.lit(r"^[0-9]{1,78}$")), _WIDTH, "0")
 
 
-def _or_error(made: Column, what: str, *values: Number) -> Column:
-    """Return what was made; NULL where no value is NULL becomes an error."""
+def _or_error(result: Column, what: str, *values: Number) -> Column:
+    """Return the result; where it is NULL although no value is, an error."""
     before, after = str(IntegerRangeError(f"{what}: \0")).split("\0")
-    shown = F.concat(_text(values[0]), *(F.concat(F.lit(", "), _text(one)) for one in values[1:]))
+    shown = F.concat(
+        _text(values[0]), *(F.concat(F.lit(", "), _text(value)) for value in values[1:])
+    )
     error = F.raise_error(F.concat(F.lit(before), shown, F.lit(after)))
-    return F.coalesce(made, F.when(shown.isNotNull(), error))
+    return F.coalesce(result, F.when(shown.isNotNull(), error))
 
 
 def _computed(function: Callable[[pa.Array, pa.Array], pa.Array], *values: Number) -> Column:
     """Return what a function makes of columns; metadata says that it is 256-bit integers."""
-    made = arrow_function(function, "string")(*(_text(one) for one in values))
-    return made.alias("uint256", metadata=tag(Integer(256)))
+    result = arrow_function(function, "string")(*(_text(value) for value in values))
+    return result.alias("uint256", metadata=tag(Integer(256)))
 
 
 # --- what runs on executors -----------------------------------------------------------------------
@@ -156,19 +158,19 @@ def add_or_raise(left: pa.Array, right: pa.Array) -> pa.Array:
 
 def subtract_or_raise(left: pa.Array, right: pa.Array) -> pa.Array:
     """Return differences; `IntegerRangeError` where one is below zero."""
-    made = subtract(left, right)
-    return _or_raise(made, left, right, "no integers of 256 bits in falling order")
+    differences = subtract(left, right)
+    return _or_raise(differences, left, right, "no integers of 256 bits in falling order")
 
 
 def _add(left: pa.Array, right: pa.Array, operation: Callable[..., pa.Array]) -> pa.Array:
     """Compute with halves of 39 digits; 256-bit decimals of Arrow's have room for 76."""
     (high, low), (other_high, other_low) = _halves(left), _halves(right)
-    base, one = (pa.scalar(number, _PART) for number in (10**_HALF, 1))
+    base, carry = (pa.scalar(number, _PART) for number in (10**_HALF, 1))
     high = operation(high, other_high).cast(_PART)
     low = operation(low, other_low).cast(_PART)
     over, under = pc.greater_equal(low, base), pc.less(low, pa.scalar(0, _PART))
-    high = pc.if_else(over, pc.add(high, one).cast(_PART), high)
-    high = pc.if_else(under, pc.subtract(high, one).cast(_PART), high)
+    high = pc.if_else(over, pc.add(high, carry).cast(_PART), high)
+    high = pc.if_else(under, pc.subtract(high, carry).cast(_PART), high)
     low = pc.if_else(over, pc.subtract(low, base).cast(_PART), low)
     low = pc.if_else(under, pc.add(low, base).cast(_PART), low)
     parts = (pc.utf8_lpad(half.cast(pa.string()), _HALF, "0") for half in (high, low))
@@ -190,9 +192,9 @@ def _halves(texts: pa.Array) -> list[pa.Array]:
     return [half.cast(pa.decimal256(_HALF, 0)) for half in halves]
 
 
-def _or_raise(made: pa.Array, left: pa.Array, right: pa.Array, what: str) -> pa.Array:
-    wrong = pc.and_(pc.is_null(made), pc.and_(pc.is_valid(left), pc.is_valid(right)))
+def _or_raise(result: pa.Array, left: pa.Array, right: pa.Array, what: str) -> pa.Array:
+    wrong = pc.and_(pc.is_null(result), pc.and_(pc.is_valid(left), pc.is_valid(right)))
     if pc.any(wrong, min_count=0).as_py():
         place = pc.index(wrong, pa.scalar(True)).as_py()
         raise IntegerRangeError(what, left=left[place], right=right[place])
-    return made
+    return result

@@ -247,7 +247,7 @@ def _plain(name: str) -> str:
 def _named(name: str) -> list[Option]:
     """Return the options that have a name: `table` is read by one and written by another."""
     plain = _plain(name)
-    return [one for one in OPTIONS if plain in map(_plain, (one.name, *one.also))]
+    return [option for option in OPTIONS if plain in map(_plain, (option.name, *option.also))]
 
 
 class Options(Mapping[str, str]):
@@ -262,14 +262,14 @@ class Options(Mapping[str, str]):
         for name, value in given.items():
             if use is Use.WRITE and _plain(name) in _SPARKS:
                 continue
-            option = next((one for one in _named(name) if use in one.uses), None)
+            option = next((option for option in _named(name) if use in option.uses), None)
             if option is None:
                 raise SourceOptionError(f"unknown option {name!r} of {use}{_suggest(name, use)}")
             if option.name in self._given:
                 raise SourceOptionError(f"the option {option.name} is given by two names")
             self._given[option.name] = str(value)
         for name in self._given:
-            beside = next(one.beside for one in OPTIONS if one.name == name)
+            beside = next(option.beside for option in OPTIONS if option.name == name)
             if beside and not self.keys() & set(beside):
                 raise SourceOptionError(f"the option {name} goes with {' or '.join(beside)}")
 

@@ -131,18 +131,18 @@ class SpanReport:
     def of(cls, receipts: Sequence[Receipt], cursor: BlockCursor | None) -> SpanReport:
         """Add up receipts. Runs on the driver, when a job has ended."""
         rows, skipped, unlike = dict[str, int](), dict[str, int](), dict[str, int]()
-        for one in receipts:
-            _add(rows, one.rows)
-            _add(skipped, one.skipped)
-            _add(unlike, one.unlike)
+        for receipt in receipts:
+            _add(rows, receipt.rows)
+            _add(skipped, receipt.skipped)
+            _add(unlike, receipt.unlike)
         return cls(
-            blocks=sum(one.blocks for one in receipts),
-            bytes_read=sum(one.bytes_read for one in receipts),
+            blocks=sum(receipt.blocks for receipt in receipts),
+            bytes_read=sum(receipt.bytes_read for receipt in receipts),
             cursor=cursor,
             rows=rows,
             skipped=skipped,
             unlike={name: count for name, count in unlike.items() if not rows.get(name)},
-            refused=any(one.refused for one in receipts),
+            refused=any(receipt.refused for receipt in receipts),
         )
 
 
@@ -157,7 +157,7 @@ def sum_receipts(
     Raises:
         BlockLinkError: two neighbouring parts are not of one chain, or one is missing.
     """
-    by_part = {one.part: one for one in receipts}
+    by_part = {receipt.part: receipt for receipt in receipts}
     missing = [index for index in range(len(parts)) if index not in by_part]
     if missing:
         raise BlockLinkError(
@@ -166,11 +166,11 @@ def sum_receipts(
         )
     ordered = [by_part[index] for index in range(len(parts))]
     last: BlockHeader | None = None
-    for one in ordered:
-        if one.first is not None and last is not None:
-            between = BlockRange(last.number + 1, parts[one.part].to_block)
-            BlockOrder(between, last.cursor, complete=complete).accept(one.first)
-        last = one.last or last
+    for receipt in ordered:
+        if receipt.first is not None and last is not None:
+            between = BlockRange(last.number + 1, parts[receipt.part].to_block)
+            BlockOrder(between, last.cursor, complete=complete).accept(receipt.first)
+        last = receipt.last or last
     return SpanReport.of(ordered, None if last is None else last.cursor)
 
 
@@ -220,11 +220,14 @@ class RawRows:
         """Yield the blocks; lines are known to be UTF-8."""
         headers = blocks.headers
         columns = [
-            pa.array([one.number for one in headers], pa.int64()),
-            pa.array([one.hash for one in headers], pa.string()),
-            pa.array([one.parent_hash for one in headers], pa.string()),
+            pa.array([header.number for header in headers], pa.int64()),
+            pa.array([header.hash for header in headers], pa.string()),
+            pa.array([header.parent_hash for header in headers], pa.string()),
             pa.array(
-                [None if one.timestamp is None else one.timestamp * 1_000_000 for one in headers],
+                [
+                    None if header.timestamp is None else header.timestamp * 1_000_000
+                    for header in headers
+                ],
                 pa.int64(),
             ).cast(RAW_SCHEMA.field("timestamp").type),
             pa.array(blocks.lines, pa.binary()).cast(pa.string()),
@@ -487,6 +490,6 @@ def partition_count(densities: Sequence[Density], cores: int) -> int:
     Four per core keep all cores busy to the end; but no task is so small that starting it costs
     more than running it, or so large that repeating it hurts.
     """
-    total = sum(one.total for one in densities)
+    total = sum(density.total for density in densities)
     wanted = min(_TASKS_PER_CORE * cores, math.ceil(total / _SMALL_TASK))
     return max(1, wanted, math.ceil(total / _LARGE_TASK))

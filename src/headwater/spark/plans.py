@@ -139,15 +139,15 @@ def with_columns(call: Callable[[], Made], provider: SparkProvider) -> Made:
 
 def _call_of(error: Exception) -> str:
     """Return which method of Spark has raised, and where user code has called it."""
-    ours, spark = (str(Path(one.__file__ or "").parent) for one in (headwater, pyspark))
+    ours, spark = (str(Path(module.__file__ or "").parent) for module in (headwater, pyspark))
     frames = list(
         dropwhile(
-            lambda one: one.filename.startswith(ours), traceback.extract_tb(error.__traceback__)
+            lambda frame: frame.filename.startswith(ours), traceback.extract_tb(error.__traceback__)
         )
     )
-    user = takewhile(lambda one: not one.filename.startswith((ours, spark)), frames)
-    at = [f"{Path(one.filename).name}:{one.lineno}" for one in user][-1:]
-    asked = [one.name for one in frames if one.filename.startswith(spark)][:1]
+    user = takewhile(lambda frame: not frame.filename.startswith((ours, spark)), frames)
+    at = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in user][-1:]
+    asked = [frame.name for frame in frames if frame.filename.startswith(spark)][:1]
     return " at ".join([*asked, *at])
 
 
@@ -164,15 +164,15 @@ class TransformPlan:
         schemas: Mapping[str, Schema],
         provider: SparkProvider,
     ) -> None:
-        given = {name: RowlessFrame(schema, provider) for name, schema in schemas.items()}
+        inputs = {name: RowlessFrame(schema, provider) for name, schema in schemas.items()}
         try:
-            made = with_columns(partial(transform, given), provider)
+            outputs = with_columns(partial(transform, inputs), provider)
         except (PySparkException, AssertionError) as error:
             if _REFUSED.search(str(error).partition("\n")[0]) is None:
                 raise
             refuse(_call_of(error))
         self._provider = provider
-        self._names = list(made)
+        self._names = list(outputs)
         self._same: dict[str, str] = {}
         self._nodes: dict[str, catalyst.Node] = {}
         self._arrow: dict[str, ArrowPlan] = {}
@@ -182,24 +182,24 @@ class TransformPlan:
         self._hidden = ""
         self.is_fixed = True
         self.mixes: tuple[str, str] | None = None
-        leaves = {frame.number: name for name, frame in given.items() if frame.number is not None}
-        for name, one in made.items():
-            source = next((key for key, frame in given.items() if one is frame), None)
+        leaves = {frame.number: name for name, frame in inputs.items() if frame.number is not None}
+        for name, output in outputs.items():
+            source = next((key for key, frame in inputs.items() if output is frame), None)
             if source is not None:
                 self._same[name] = source
                 continue
-            self._nodes[name] = node = self._captured(name, one, leaves)
+            self._nodes[name] = node = self._captured(name, output, leaves)
             if (arrow := in_arrow(node)) is not None:
                 self._arrow[name] = arrow
-        self._share(given, made)
+        self._share(inputs, outputs)
 
-    def _captured(self, name: str, made: Any, leaves: Mapping[int, str]) -> catalyst.Node:
-        plan = catalyst.analyzed(made)
+    def _captured(self, name: str, output: Any, leaves: Mapping[int, str]) -> catalyst.Node:
+        plan = catalyst.analyzed(output)
         if plan is None:
             raise TransformPlanError(
                 "a transform given to pipe returns DataFrames that are made of its frames",
                 output=name,
-                got=type(made).__name__,
+                got=type(output).__name__,
             )
         node = catalyst.taken_apart(self._provider(), plan, leaves)
         if not catalyst.is_bindable(node):
@@ -213,11 +213,11 @@ class TransformPlan:
             self.mixes = name, operator
         return node
 
-    def _share(self, given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    def _share(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         """Make the plans by which hot blocks share a job, if all outputs can."""
         if self.mixes is not None or not self._nodes:
             return
-        frames = [*given.values(), *(made[name] for name in self._nodes)]
+        frames = [*inputs.values(), *(outputs[name] for name in self._nodes)]
         taken = {column for frame in frames for column in frame.columns}
         self._hidden = "_block"
         while self._hidden in taken:
@@ -230,8 +230,8 @@ class TransformPlan:
             if name not in self._arrow
         }
         self._shared_arrow = {
-            name: one.with_column(len(given[one.source].columns), self._hidden_field)
-            for name, one in self._arrow.items()
+            name: arrow.with_column(len(inputs[arrow.source].columns), self._hidden_field)
+            for name, arrow in self._arrow.items()
         }
 
     def apply(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,7 +275,7 @@ class TransformPlan:
         if self.mixes is not None:
             return None
         joined = {
-            name: self._joined([one[name] for one in several]) for name in _sources(self._nodes)
+            name: self._joined([block[name] for block in several]) for name in _sources(self._nodes)
         }
         rows = {
             name: Frame(joined[name], self._provider).dataframe for name in _sources(self._shared)
@@ -283,19 +283,19 @@ class TransformPlan:
         cut: list[dict[str, Frame]] = [{} for _ in several]
         for name in self._names:
             if name in self._same:
-                for place, one in enumerate(several):
-                    cut[place][name] = Frame(one[self._same[name]], self._provider)
+                for place, block in enumerate(several):
+                    cut[place][name] = Frame(block[self._same[name]], self._provider)
                 continue
             if (arrow := self._shared_arrow.get(name)) is not None:
-                made = arrow.rows(joined[arrow.source])
+                result = arrow.rows(joined[arrow.source])
             else:
-                made = to_arrow(catalyst.bound(self._provider(), self._shared[name], rows))
+                result = to_arrow(catalyst.bound(self._provider(), self._shared[name], rows))
                 try:
-                    spark_schema(made.schema)
+                    spark_schema(result.schema)
                 except ColumnTypeError as error:  # only a DataFrame holds it
                     self.mixes = name, f"a column of type {error.facts['type']}"
                     return None
-            for place, piece in enumerate(_pieces(made, self._hidden, len(several))):
+            for place, piece in enumerate(_pieces(result, self._hidden, len(several))):
                 cut[place][name] = Frame(piece, self._provider)
         return cut
 

@@ -86,16 +86,18 @@ class Relay(DriverPort):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ended or len(self._files) > len(seen))
-                new = [(one, file) for one, file in self._files.items() if one not in seen]
+                new = [
+                    (attempt, file) for attempt, file in self._files.items() if attempt not in seen
+                ]
                 ended = self._ended
             yield from new
-            seen.update(one for one, _ in new)
+            seen.update(attempt for attempt, _ in new)
             if ended:
                 return
 
     def take(self, attempts: list[int]) -> list[IO[bytes]]:
         """Return what these attempts have sent; the caller closes it. The rest is deleted."""
-        return [self._files.pop(one) for one in attempts]
+        return [self._files.pop(attempt) for attempt in attempts]
 
 
 def sent_pieces(file: IO[bytes]) -> Iterator[bytes]:
@@ -216,14 +218,14 @@ class PermitOffice(DriverPort):
 
     def serve(self, connection: socket.socket) -> None:
         """Do what one task asks for, until it goes; then it holds nothing."""
-        held = 0
+        requests = 0
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             while True:
                 kind, number = _MESSAGE.unpack(exactly(connection, _MESSAGE.size))
                 if kind == _BEGIN:
                     self._budget.begin(self._wait)
-                    held += 1
+                    requests += 1
                     connection.sendall(_GRANTED)
                 elif kind == _SPEND:
                     self._budget.spend(int(number), self._sleep)
@@ -231,10 +233,10 @@ class PermitOffice(DriverPort):
                 elif kind == _REFUSED:
                     self._budget.refused(None if number == _UNKNOWN else number)
                 else:
-                    held -= 1
+                    requests -= 1
                     self._budget.end(succeeded=kind == _SUCCEEDED)
         finally:
-            for _ in range(held):
+            for _ in range(requests):
                 self._budget.end(succeeded=False)
 
     def _wait(self, seconds: float) -> None:

@@ -139,7 +139,7 @@ class Span(ABC):
 
     def dataframe(self, name: str, change: RowChange) -> DataFrame:
         """Return what becomes of an output's rows, as a DataFrame over what is kept."""
-        schema = pa.schema([one.with_nullable(True) for one in change.schema])
+        schema = pa.schema([field.with_nullable(True) for field in change.schema])
         kept = self.keep()
         if isinstance(kept, RDD):
             kept = catalyst.of_rows(self._spark.session, kept, spark_schema(PACKED))
@@ -173,7 +173,7 @@ class Span(ABC):
         self.release()
 
     def _compare(self, texts: Sequence[str]) -> None:
-        self._report = self._sum([Receipt.from_text(one) for one in texts])
+        self._report = self._sum([Receipt.from_text(text) for text in texts])
 
 
 class PortalSpan(Span):
@@ -261,8 +261,8 @@ def _pack(
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 for output, rows in reader.packed(Part(index, parts[index])):
-                    made = {"output": output, "rows": rows}
-                    yield pa.RecordBatch.from_pylist([made], schema=PACKED)
+                    row = {"output": output, "rows": rows}
+                    yield pa.RecordBatch.from_pylist([row], schema=PACKED)
 
 
 def _receipts(kept: RDD[Packed] | DataFrame) -> list[str]:
@@ -271,7 +271,7 @@ def _receipts(kept: RDD[Packed] | DataFrame) -> list[str]:
         said = kept.filter(_is_receipt).values().collect()
     else:
         said = kept.where(f"output = {RECEIPT}").select("rows").toArrow().column(0).to_pylist()
-    return [one.decode() for one in said]
+    return [text.decode() for text in said]
 
 
 def _is_receipt(packed: Packed) -> bool:

@@ -63,9 +63,9 @@ class InsertRows:
         """Yield the rows of these blocks as inserts, in order of blocks."""
         schema, numbered = self.schema, _RowNumbers()
         headers = blocks.headers
-        numbers = np.fromiter((one.number for one in headers), np.int64, len(headers))
-        hashes = pa.array([one.hash for one in headers], pa.string())
-        times = pa.array([_microseconds(one.timestamp) for one in headers], pa.int64())
+        numbers = np.fromiter((header.number for header in headers), np.int64, len(headers))
+        hashes = pa.array([header.hash for header in headers], pa.string())
+        times = pa.array([_microseconds(header.timestamp) for header in headers], pa.int64())
         for batch in self.row_maker.rows(blocks, receipt):
             own = batch.column(number_column(schema.names)).to_numpy()
             places = pa.array(np.searchsorted(numbers, own))
@@ -96,12 +96,12 @@ class _RowNumbers:
             return rows
         begins = np.concatenate(([True], numbers[1:] != numbers[:-1]))
         starts = np.flatnonzero(begins)
-        found = rows - np.repeat(starts, np.diff(np.append(starts, len(numbers))))
+        positions = rows - np.repeat(starts, np.diff(np.append(starts, len(numbers))))
         if numbers[0] == self._number:
             first = starts[1] if len(starts) > 1 else len(numbers)
-            found[:first] += self._count
-        self._number, self._count = int(numbers[-1]), int(found[-1]) + 1
-        return found
+            positions[:first] += self._count
+        self._number, self._count = int(numbers[-1]), int(positions[-1]) + 1
+        return positions
 
 
 def block_hash(row_id: str) -> str:

@@ -57,8 +57,8 @@ def open_files(address: str) -> tuple[fs.FileSystem, str]:
             return files, path
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
-        found, path = url_to_fs(address)
-        return fs.PyFileSystem(fs.FSSpecHandler(found)), path
+        store, path = url_to_fs(address)
+        return fs.PyFileSystem(fs.FSSpecHandler(store)), path
     except (ImportError, ValueError, OSError, ArrowInvalid) as error:
         raise SourceOptionError(
             f"a folder at {scheme}: cannot be opened: {error}",
@@ -107,7 +107,7 @@ class LocalFolder:
 
     def names(self) -> list[str]:
         """Return the names of the files, in order."""
-        return sorted(one.name for one in self._path.iterdir() if one.name != LOCK)
+        return sorted(path.name for path in self._path.iterdir() if path.name != LOCK)
 
     def read(self, name: str) -> bytes | None:
         """Return a file; None if there is none."""
@@ -178,9 +178,9 @@ class RemoteFolder:
         for claim in before[:-1]:  # the last one stays, for a process that has not looked yet
             self._delete(_claim(*claim))
         parts = (name.rpartition(MARK) for name in self._list(""))
-        found = sorted((name, int(epoch)) for name, mark, epoch in parts if mark)
-        self._held = _counted(found)
-        for name, epoch in found:
+        files = sorted((name, int(epoch)) for name, mark, epoch in parts if mark)
+        self._held = _counted(files)
+        for name, epoch in files:
             if self._held.get(name) != epoch:
                 self._delete(f"{name}{MARK}{epoch}")
 
@@ -224,7 +224,7 @@ class RemoteFolder:
     def _check(self) -> None:
         """Look whether another process has claimed the folder, in this epoch or a later one."""
         own = self._epoch, self._token
-        others = [one for one in self._claims() if one != own and one[0] >= self._epoch]
+        others = [claim for claim in self._claims() if claim != own and claim[0] >= self._epoch]
         if others:
             raise JournalInUseError("another process has taken over the journal", epoch=others[-1])
 
@@ -235,8 +235,8 @@ class RemoteFolder:
     def _list(self, folder: str) -> list[str]:
         chosen = fs.FileSelector(f"{self._path}/{folder}".rstrip("/"), allow_not_found=True)
         with _storing("listed"):
-            found = self._files.get_file_info(chosen)
-        return [one.base_name for one in found if one.type == fs.FileType.File]
+            infos = self._files.get_file_info(chosen)
+        return [info.base_name for info in infos if info.type == fs.FileType.File]
 
     def _put(self, name: str, data: bytes) -> None:
         with _storing("written"), self._files.open_output_stream(f"{self._path}/{name}") as stream:
@@ -254,15 +254,15 @@ def _claim(epoch: int, token: str) -> str:
     return f"{CLAIMS}/{epoch}-{token}"
 
 
-def _counted(found: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return the files that count, by name, with their epochs; `found` is in order of names.
+def _counted(files: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the files that count, by name, with their epochs; `files` is in order of names.
 
     Files with numbers as names are written in their order, so what comes after one of a later epoch
     was written by a process that had lost the folder. Of others the latest counts.
     """
     counted: dict[str, int] = {}
     newest = 0
-    for name, epoch in found:
+    for name, epoch in files:
         if not name[0].isdecimal():
             counted[name] = epoch
         elif epoch >= newest:

@@ -181,18 +181,24 @@ class Segment:
 
 def encode_segment(segment: Segment, rows: pa.Table) -> bytes:
     """Return the file of a segment."""
-    about = {
+    metadata = {
         "format": JOURNAL_FORMAT,
         "before": segment.before.to_json(),
         "after": segment.after.to_json(),
         "state": dump_state(segment.state),
         "changes": [
-            [one.version, one.sign, one.cursor.number, one.cursor.hash, one.cursor.timestamp]
-            for one in segment.changes
+            [
+                change.version,
+                change.sign,
+                change.cursor.number,
+                change.cursor.hash,
+                change.cursor.timestamp,
+            ]
+            for change in segment.changes
         ],
         "mark": segment.mark,
     }
-    schema = rows.schema.with_metadata({_ABOUT: json.dumps(about).encode()})
+    schema = rows.schema.with_metadata({_ABOUT: json.dumps(metadata).encode()})
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(sink, schema, options=options) as writer:
@@ -216,20 +222,20 @@ def decode_segment(data: bytes, name: str) -> Segment:
     """
     try:
         with pa.ipc.open_file(pa.py_buffer(data)) as reader:
-            about = json.loads((reader.schema.metadata or {})[_ABOUT])
-        if about["format"] != JOURNAL_FORMAT:
+            metadata = json.loads((reader.schema.metadata or {})[_ABOUT])
+        if metadata["format"] != JOURNAL_FORMAT:
             raise JournalFormatError(
-                "a segment has another format", file=name, format=about["format"]
+                "a segment has another format", file=name, format=metadata["format"]
             )
         return Segment(
-            Offset.from_json(about["before"]),
-            Offset.from_json(about["after"]),
-            load_state(about["state"]),
+            Offset.from_json(metadata["before"]),
+            Offset.from_json(metadata["after"]),
+            load_state(metadata["state"]),
             tuple(
                 Change(version, BlockCursor(number, block_hash, timestamp), sign)
-                for version, sign, number, block_hash, timestamp in about["changes"]
+                for version, sign, number, block_hash, timestamp in metadata["changes"]
             ),
-            about["mark"],
+            metadata["mark"],
         )
     except HeadwaterError:
         raise
@@ -282,14 +288,14 @@ class Journal:
 
     def begin(self, start: Offset) -> None:
         """Write down where the changelog begins. Called once, before its first segment."""
-        about = {
+        header = {
             "format": JOURNAL_FORMAT,
             "fingerprint": self._fingerprint,
             "start": start.to_json(),
         }
         self._start = start
         self._folder.remove(HEADER)
-        self._folder.create(HEADER, json.dumps(about).encode())
+        self._folder.create(HEADER, json.dumps(header).encode())
 
     @property
     def segments(self) -> Sequence[Segment]:
@@ -303,20 +309,23 @@ class Journal:
     def marks(self) -> list[tuple[BlockCursor, str]]:
         """Return the marks of the segments whose last block has not gone, oldest first."""
         return [
-            (one.state.cursor, one.mark)
-            for one in self._segments
-            if one.mark is not None and one.state.cursor is not None
-            if self._holds(one.state.cursor)
+            (segment.state.cursor, segment.mark)
+            for segment in self._segments
+            if segment.mark is not None and segment.state.cursor is not None
+            if self._holds(segment.state.cursor)
         ]
 
     def follows(self, offset: Offset) -> Segment | None:
         """Return the segment that begins at an offset, if it was written already."""
-        found = next((one for one in self._segments if one.before.version == offset.version), None)
-        if found is not None and found.before != offset:
+        segment = next(
+            (segment for segment in self._segments if segment.before.version == offset.version),
+            None,
+        )
+        if segment is not None and segment.before != offset:
             raise JournalFormatError(
-                "the journal is of another checkpoint", checkpoint=offset, journal=found.before
+                "the journal is of another checkpoint", checkpoint=offset, journal=segment.before
             )
-        return found
+        return segment
 
     def state_at(self, offset: Offset) -> PipeState:
         """Return the state at an offset that was read from the journal.
@@ -324,9 +333,9 @@ class Journal:
         Raises:
             JournalMissingError: no segment ends there.
         """
-        for one in self._segments:
-            if one.after == offset:
-                return one.state
+        for segment in self._segments:
+            if segment.after == offset:
+                return segment.state
         raise JournalMissingError(
             "no segment of the journal ends where the checkpoint stands",
             checkpoint=offset,
@@ -377,16 +386,16 @@ class Journal:
         Raises:
             JournalMissingError: not all of them are there.
         """
-        found, at = [], start
+        files, at = [], start
         while at.version < end.version:
             segment = self.follows(at)
             if segment is None or segment.after.version > end.version:
                 raise JournalMissingError(
                     "the journal does not hold what is to be replayed", after=at, end=end
                 )
-            found.append(self._data(segment))
+            files.append(self._data(segment))
             at = segment.after
-        return found
+        return files
 
     def orphans(self, above: int, up_to: int) -> Iterator[tuple[Change, pa.Table]]:
         """Yield the blocks between two numbers that came and have not gone, newest first.
@@ -410,13 +419,15 @@ class Journal:
         stays: a restart takes the state from it.
         """
         floor = state.undo_floor
-        needed = {one.name for number, (one, _) in self._live.items() if number > floor}
-        needed.update(one.name for one in self._segments if one.after.version >= committed.version)
-        gone = [one.name for one in self._segments if one.name not in needed]
+        needed = {segment.name for number, (segment, _) in self._live.items() if number > floor}
+        needed.update(
+            segment.name for segment in self._segments if segment.after.version >= committed.version
+        )
+        gone = [segment.name for segment in self._segments if segment.name not in needed]
         for name in gone:
             self._folder.remove(name)
             del self._sizes[name]
-        self._segments = [one for one in self._segments if one.name in needed]
+        self._segments = [segment for segment in self._segments if segment.name in needed]
         self._live = {
             number: entry for number, entry in self._live.items() if entry[0].name in needed
         }
@@ -445,8 +456,8 @@ class Journal:
 
     def _check_header(self, header: bytes) -> Offset:
         try:
-            about = json.loads(header)
-            known, fingerprint, start = about["format"], about["fingerprint"], about["start"]
+            facts = json.loads(header)
+            known, fingerprint, start = facts["format"], facts["fingerprint"], facts["start"]
         except (ValueError, KeyError, TypeError) as error:
             raise JournalFormatError("the journal's header is damaged", file=HEADER) from error
         if known != JOURNAL_FORMAT:

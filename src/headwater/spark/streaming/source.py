@@ -212,29 +212,29 @@ def load_stream(options: Mapping[str, str]) -> LoadedStream:
         SourceOptionError: an option is missing, unknown or contradicts another.
         HeadwaterError: an option is malformed.
     """
-    given = Options(options, Use.CHANGELOG)
-    final_only = given.flag("finalOnly", default=False)
-    journal = given.get("journal")
+    chosen = Options(options, Use.CHANGELOG)
+    final_only = chosen.flag("finalOnly", default=False)
+    journal = chosen.get("journal")
     if final_only == bool(journal):
         raise SourceOptionError(
             "a stream takes either a journal, in which hot blocks are kept, or finalOnly=true"
         )
-    row_maker, query = choose_rows(given)
-    blocks = given.count("maxBlocksPerTrigger")
-    size = given.count("maxBytesPerTrigger")
+    row_maker, query = choose_rows(chosen)
+    blocks = chosen.count("maxBlocksPerTrigger")
+    size = chosen.count("maxBytesPerTrigger")
     limits = Limits(
         SpanLimits(blocks or SPAN_BLOCKS, size or SPAN_BYTES, seconds=1e9),
         hot_blocks=min(blocks or HOT_BLOCKS, HOT_BLOCKS),
         hot_bytes=min(size or HOT_BYTES, HOT_BYTES),
         first_span=min(blocks or FIRST_SPAN, FIRST_SPAN),
-        far=given.count("far") or FAR,
-        partitions=given.count("partitions"),
-        may_lose=not given.flag("failOnDataLoss", default=True),
+        far=chosen.count("far") or FAR,
+        partitions=chosen.count("partitions"),
+        may_lose=not chosen.flag("failOnDataLoss", default=True),
     )
-    spec = given.range()
+    spec = chosen.range()
     if isinstance(spec.end, Plus | Latest):
         raise SourceOptionError("toBlock of a stream is a number or a date: a restart keeps it")
-    address, network = choose_address(given), None
+    address, network = choose_address(chosen), None
     if isinstance(address, Sources):
         with PortalClient(open_transport(address), retry=IMPATIENT) as client:
             network = client.metadata()

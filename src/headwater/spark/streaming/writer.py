@@ -56,13 +56,13 @@ class WritePlan:
         """The target's address; from the environment, if it is named there."""
         if self.target_env is None:
             return self.target
-        found = os.environ.get(self.target_env)
-        if not found:
+        address = os.environ.get(self.target_env)
+        if not address:
             raise SourceOptionError(
                 "the environment that Spark was started with lacks the variable",
                 targetEnv=self.target_env,
             )
-        return found
+        return address
 
 
 Give = Callable[[WritePlan, pa.Table, str, int | None], None]
@@ -165,10 +165,10 @@ class _Staging:
 
     def _gather(self, messages: Sequence[Staged | None]) -> tuple[pa.Table, str]:
         """Return the rows of all tasks, and the query that they are of."""
-        staged = [one for one in messages if one is not None]
-        parts = [self._read(one) for one in staged]
+        staged = [message for message in messages if message is not None]
+        parts = [self._read(message) for message in staged]
         rows = pa.concat_tables([self._plan.columns.empty_table(), *parts])
-        return rows, next((one.query for one in staged), "")
+        return rows, next((message.query for message in staged), "")
 
     def _read(self, message: Staged) -> pa.Table:
         if message.file is None:
@@ -184,10 +184,10 @@ class _Staging:
 
     def _forget(self, messages: Sequence[Staged | None]) -> None:
         """Remove what tasks have staged."""
-        for one in messages:
-            if one is not None and one.file is not None:
+        for message in messages:
+            if message is not None and message.file is not None:
                 with suppress(OSError):
-                    self._files().delete_file(one.file)
+                    self._files().delete_file(message.file)
 
     def _files(self) -> fs.FileSystem:
         assert self._plan.staging is not None, "files are staged in a folder"
