@@ -52,8 +52,10 @@ class DataFile:
 
     def ends(self, column: str) -> tuple[Any, Any]:
         """Return the smallest and the largest value of a column; None where it is not known."""
-        found = json.loads(self.stats or "{}")
-        return found.get("minValues", {}).get(column), found.get("maxValues", {}).get(column)
+        statistics = json.loads(self.stats or "{}")
+        return statistics.get("minValues", {}).get(column), statistics.get("maxValues", {}).get(
+            column
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,11 @@ class Net:
         """Return what changes come to: each file is added, or removed, or neither."""
         added: dict[str, DataFile] = {}
         removed: dict[str, DataFile] = {}
-        for one in changes:
-            for path, file in one.removed.items():
+        for change in changes:
+            for path, file in change.removed.items():
                 if added.pop(path, None) is None:
                     removed[path] = file
-            for path, file in one.added.items():
+            for path, file in change.added.items():
                 if removed.pop(path, None) is None:
                     added[path] = file
         return cls(added, removed)
@@ -90,17 +92,17 @@ def dump_changes(changes: Sequence[Net]) -> str:
     """Write changes for the metadata of a commit."""
 
     def rows(files: Mapping[str, DataFile]) -> list[list[object]]:
-        return [[*astuple(one)] for one in files.values()]
+        return [[*astuple(file)] for file in files.values()]
 
-    found = [[one.block, rows(one.added), rows(one.removed)] for one in changes]
-    return json.dumps(found, separators=(",", ":"))
+    entries = [[change.block, rows(change.added), rows(change.removed)] for change in changes]
+    return json.dumps(entries, separators=(",", ":"))
 
 
 def load_changes(text: str) -> list[Net]:
     """Read what `dump_changes` wrote."""
 
     def files(rows: Iterable[Any]) -> dict[str, DataFile]:
-        return {one[0]: DataFile(*one) for one in rows}
+        return {row[0]: DataFile(*row) for row in rows}
 
     try:
         return [
@@ -119,15 +121,17 @@ def file_statistics(footer: pq.FileMetaData) -> str:
     groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
     for index in range(footer.num_columns if groups else 0):
         name = groups[0].column(index).path_in_schema
-        found = [group.column(index).statistics for group in groups]
-        if "." in name or not all(one is not None and one.has_null_count for one in found):
-            continue
-        ends = [end for one in found if one.has_min_max for end in (one.min, one.max)]
-        if any(one.num_values and not one.has_min_max for one in found) or not all(
-            type(one) is int or (type(one) is str and len(one) <= _TEXT) for one in ends
+        statistics = [group.column(index).statistics for group in groups]
+        if "." in name or not all(
+            stats is not None and stats.has_null_count for stats in statistics
         ):
             continue
-        nulls[name] = sum(one.null_count for one in found)
+        ends = [end for stats in statistics if stats.has_min_max for end in (stats.min, stats.max)]
+        if any(stats.num_values and not stats.has_min_max for stats in statistics) or not all(
+            type(end) is int or (type(end) is str and len(end) <= _TEXT) for end in ends
+        ):
+            continue
+        nulls[name] = sum(stats.null_count for stats in statistics)
         if ends:
             low[name], high[name] = min(ends), max(ends)
     said = {"numRecords": footer.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
@@ -136,18 +140,18 @@ def file_statistics(footer: pq.FileMetaData) -> str:
 
 def flat_statistics(row: Mapping[str, Any]) -> str:
     """Return statistics as the log has them, from the columns of `get_add_actions`."""
-    found: dict[str, Any] = {"numRecords": row.get("num_records")}
+    statistics: dict[str, Any] = {"numRecords": row.get("num_records")}
     for prefix, name in (
         ("min.", "minValues"),
         ("max.", "maxValues"),
         ("null_count.", "nullCount"),
     ):
-        found[name] = {
-            column[len(prefix) :]: one
-            for column, one in row.items()
-            if column.startswith(prefix) and type(one) in (int, str)
+        statistics[name] = {
+            column[len(prefix) :]: value
+            for column, value in row.items()
+            if column.startswith(prefix) and type(value) in (int, str)
         }
-    return json.dumps(found, separators=(",", ":"))
+    return json.dumps(statistics, separators=(",", ":"))
 
 
 # --- rows of files that others have rewritten -----------------------------------------------------
@@ -216,21 +220,21 @@ def by_row(
     """Add to a way back that rows of files which others have rewritten are taken out."""
     orphans: OrphanRows | OrphanBlocks
     by_block = BLOCK_NUMBER in table.columns.names
-    if all(table.is_there(one.path) for one in lost):
-        orphans = OrphanRows(table.read([one]) for one in lost)
+    if all(table.is_there(file.path) for file in lost):
+        orphans = OrphanRows(table.read([file]) for file in lost)
     elif by_block and not net.added:
-        orphans = OrphanBlocks(BLOCK_NUMBER, number, sum(one.rows for one in lost))
+        orphans = OrphanBlocks(BLOCK_NUMBER, number, sum(file.rows for file in lost))
     else:
         raise LakeUndoError(
             "others have rewritten files of blocks that are not final, and deleted what they were",
             table=table.name,
             block=number,
         )
-    ends = [end for one in lost for end in one.ends(BLOCK_NUMBER)]
+    ends = [end for file in lost for end in file.ends(BLOCK_NUMBER)]
     known = by_block and all(type(end) is int for end in ends)
     wanted = (min(ends), max(ends)) if known else None
     added, removed = dict(net.added), dict(net.removed)
-    stays = {path: one for path, one in table.live().items() if path not in removed}
+    stays = {path: file for path, file in table.live().items() if path not in removed}
     for path, file in {**stays, **added}.items():
         if not orphans.missing:
             break

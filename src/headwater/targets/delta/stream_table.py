@@ -85,8 +85,8 @@ class StreamTable(LakeTable[DataFile]):
         self._learn()
 
     def _learn(self) -> None:
-        found = pa.schema(self._handle.schema().to_arrow())
-        self.columns = lake_schema(found)
+        schema = pa.schema(self._handle.schema().to_arrow())
+        self.columns = lake_schema(schema)
         self.partition_by = tuple(self._handle.metadata().partition_columns)
 
     @property
@@ -97,7 +97,7 @@ class StreamTable(LakeTable[DataFile]):
     @property
     def epoch(self) -> int:
         """The newest epoch that has committed to the table."""
-        return next((int(one[EPOCH]) for one in self.said()), 0)
+        return next((int(commit[EPOCH]) for commit in self.said()), 0)
 
     def look(self, *, fenced: bool = True) -> None:
         """Read what others have committed since; what it was like before is forgotten.
@@ -130,10 +130,13 @@ class StreamTable(LakeTable[DataFile]):
         for version in range(first, self._handle.version() + 1):
             text = self.place.read(f"{LOG}/{version:020d}.json") or b""
             entry = [json.loads(line) for line in text.splitlines()]
-            if any(CHANGES in one.get("commitInfo", {}) for one in entry):
+            if any(CHANGES in action.get("commitInfo", {}) for action in entry):
                 continue
             files = [
-                (kind, one[kind]) for one in entry for kind in ("add", "remove") if kind in one
+                (kind, action[kind])
+                for action in entry
+                for kind in ("add", "remove")
+                if kind in action
             ]
             self._rewritten |= bool(files) or not entry
             for kind, file in files:
@@ -156,7 +159,7 @@ class StreamTable(LakeTable[DataFile]):
 
     def widen(self, frame: pa.Schema) -> None:
         """Add the columns that are new, in a commit of their own."""
-        new = [one for one in lake_schema(frame) if one.name not in self.columns.names]
+        new = [column for column in lake_schema(frame) if column.name not in self.columns.names]
         if new:
             fields = DeltaSchema.from_arrow(pa.schema(new)).fields
             with self._changed():
@@ -171,12 +174,12 @@ class StreamTable(LakeTable[DataFile]):
 
     def _committed_files(self) -> dict[str, DataFile]:
         rows = pa.table(self._handle.get_add_actions(flatten=True)).to_pylist()
-        found = {}
-        for one in rows:
-            values = {name: partition_text(one[f"partition.{name}"]) for name in self.partition_by}
-            path = unquote(one["path"])  # as actions take it, which encode it again
-            found[path] = DataFile(path, one["size_bytes"], flat_statistics(one), values)
-        return found
+        files = {}
+        for row in rows:
+            values = {name: partition_text(row[f"partition.{name}"]) for name in self.partition_by}
+            path = unquote(row["path"])  # as actions take it, which encode it again
+            files[path] = DataFile(path, row["size_bytes"], flat_statistics(row), values)
+        return files
 
     def size_of(self, file: DataFile) -> int:
         """Return how many bytes a file has."""
@@ -192,19 +195,19 @@ class StreamTable(LakeTable[DataFile]):
 
     def read(self, files: Sequence[DataFile]) -> pa.Table:
         """Return the rows of some files, in the columns of today."""
-        found = [self.columns.empty_table()]
-        for one in files:
+        tables = [self.columns.empty_table()]
+        for file in files:
             try:
-                with self.place.open(one.path) as file:
-                    rows = pq.ParquetFile(file).read()
+                with self.place.open(file.path) as source:
+                    rows = pq.ParquetFile(source).read()
             except FileNotFoundError as error:
-                self._gone(one.path, error)
-            for name, text in one.partition.items():
+                self._gone(file.path, error)
+            for name, text in file.partition.items():
                 if name not in rows.column_names:  # other engines leave it to the log
                     value = pa.scalar(text, pa.string()).cast(self.columns.field(name).type)
                     rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
-            found.append(conformed(rows, self.columns))
-        return pa.concat_tables(found)
+            tables.append(conformed(rows, self.columns))
+        return pa.concat_tables(tables)
 
     def _gone(self, path: str, error: FileNotFoundError) -> NoReturn:
         """Say why a file is not there: others have rewritten it, or it is missing."""
@@ -217,14 +220,14 @@ class StreamTable(LakeTable[DataFile]):
 
     def is_there(self, path: str) -> bool:
         """Tell whether a file that the log names, or has named, is on disk."""
-        found = self.place.filesystem.get_file_info(self.place.path_of(path))
-        return bool(found.type == fs.FileType.File)
+        info = self.place.filesystem.get_file_info(self.place.path_of(path))
+        return bool(info.type == fs.FileType.File)
 
     # --- commits ----------------------------------------------------------------------------------
 
     def commit(self, several: Sequence[Change[DataFile]], stored: StoredStream) -> None:
         """Commit what batches change, and how each of them is undone."""
-        undo = [Net(one.added, one.removed, one.state.number) for one in several]
+        undo = [Net(change.added, change.removed, change.state.number) for change in several]
         self.write(Net.of(undo), self._said_of(stored), undo)
         self.undo += undo
 
@@ -254,12 +257,12 @@ class StreamTable(LakeTable[DataFile]):
         """
         now = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
-            RemoveAction(one.path, changed, now, one.size, one.partition)
-            for one in net.removed.values()
+            RemoveAction(file.path, changed, now, file.size, file.partition)
+            for file in net.removed.values()
         ]
         actions += [
-            AddAction(one.path, one.size, one.partition, now, changed, one.stats)
-            for one in net.added.values()
+            AddAction(file.path, file.size, file.partition, now, changed, file.stats)
+            for file in net.added.values()
         ]
         properties = CommitProperties(
             custom_metadata={**said, CHANGES: dump_changes(changes)} if fenced else {},
@@ -301,7 +304,7 @@ class StreamTable(LakeTable[DataFile]):
         if claim:
             self.read_undo(stored.state.undo_floor)
         self.look()
-        net = Net.of([one for one in self.undo if one.block > number]).undone()
+        net = Net.of([change for change in self.undo if change.block > number]).undone()
         gone = [path for path in net.added if not self.is_there(path)]
         if gone:
             raise LakeUndoError(
@@ -311,16 +314,16 @@ class StreamTable(LakeTable[DataFile]):
         if not self._rewritten:
             return net
         live = self.live()
-        lost = [one for path, one in net.removed.items() if path not in live]
-        there = {path: one for path, one in net.removed.items() if path in live}
-        net = Net({path: one for path, one in net.added.items() if path not in live}, there)
+        lost = [file for path, file in net.removed.items() if path not in live]
+        there = {path: file for path, file in net.removed.items() if path in live}
+        net = Net({path: file for path, file in net.added.items() if path not in live}, there)
         return by_row(self, net, lost, number, author) if lost else net
 
     def go_back(self, way: Any, stored: StoredStream, *, claim: bool = False) -> bool:
         """Commit the way back; forget how to undo what has been undone."""
         if way or claim or self.is_lead:
             self.write(way, self._said_of(stored))
-        self.undo = [one for one in self.undo if one.block <= stored.state.number]
+        self.undo = [change for change in self.undo if change.block <= stored.state.number]
         self.forget()
         if claim:
             self._keep_log()
@@ -328,7 +331,7 @@ class StreamTable(LakeTable[DataFile]):
 
     def forget_up_to(self, floor: int) -> None:
         """Forget how to undo blocks that no fork can take."""
-        self.undo = [one for one in self.undo if one.block > floor]
+        self.undo = [change for change in self.undo if change.block > floor]
 
     def read_undo(self, floor: int) -> None:
         """Learn from the log how to undo batches above a block. Called by each start.
@@ -337,9 +340,9 @@ class StreamTable(LakeTable[DataFile]):
             LakeUndoError: the log does not go back so far.
         """
         said = []
-        for one in self.said():
-            said.append(one)
-            if int(one[BLOCK]) <= floor:
+        for commit in self.said():
+            said.append(commit)
+            if int(commit[BLOCK]) <= floor:
                 break
         oldest = said[-1] if said else {BLOCK: floor + 1, "version": -1}
         if int(oldest[BLOCK]) > floor and oldest["version"] and (said or self._holds_above(floor)):
@@ -352,17 +355,19 @@ class StreamTable(LakeTable[DataFile]):
         newest = said[0]["version"] if said else self._handle.version()
         self._look_at(newest + 1)  # what came while nobody looked
         self.undo = []
-        for one in reversed(said):
-            block = int(one[BLOCK])
-            self.undo = [held for held in self.undo if held.block <= block]
-            self.undo += [held for held in load_changes(one[CHANGES]) if held.block > floor]
+        for commit in reversed(said):
+            block = int(commit[BLOCK])
+            self.undo = [change for change in self.undo if change.block <= block]
+            self.undo += [
+                change for change in load_changes(commit[CHANGES]) if change.block > floor
+            ]
         added = Net.of(self.undo).added
         self._rewritten = bool(added and added.keys() - self._committed_files().keys())
 
     def _holds_above(self, block: int) -> bool:
         """Tell whether the table may hold rows above a block, by what is known of its files."""
         above = {BLOCK_NUMBER: (block + 1, 1 << 62)}
-        return any(self.may_hold(one, above) for one in self._committed_files().values())
+        return any(self.may_hold(file, above) for file in self._committed_files().values())
 
     def said(self) -> Iterator[dict[str, Any]]:
         """Yield what the stream's own commits said, the newest first, as far as the log goes.
@@ -373,7 +378,7 @@ class StreamTable(LakeTable[DataFile]):
         at = self._handle.version()
         while (text := self.place.read(f"{LOG}/{at:020d}.json")) is not None:
             infos = (json.loads(line).get("commitInfo") for line in text.splitlines())
-            said: dict[str, Any] = next((one for one in infos if one is not None), {})
+            said: dict[str, Any] = next((info for info in infos if info is not None), {})
             if CHANGES in said:
                 yield {**said, "version": at}
             at -= 1
@@ -385,8 +390,10 @@ class StreamTable(LakeTable[DataFile]):
 
     def version_at(self, number: int) -> int | None:
         """Return the newest version of the stream's that ends at a block or below."""
-        found = (int(one["version"]) for one in self.said() if int(one[BLOCK]) <= number)
-        return next(found, None)
+        versions = (
+            int(commit["version"]) for commit in self.said() if int(commit[BLOCK]) <= number
+        )
+        return next(versions, None)
 
     def reload(self) -> None:
         """Read what others have committed, another writer of the stream among them."""
@@ -398,8 +405,8 @@ class StreamTable(LakeTable[DataFile]):
 
     def _keep_log(self) -> None:
         """Have other engines leave the log of a table alone that an earlier release has made."""
-        held = self._handle.metadata().configuration
-        if not KEEP_LOG.items() <= held.items():
+        configuration = self._handle.metadata().configuration
+        if not KEEP_LOG.items() <= configuration.items():
             with self._changed():
                 self._handle.alter.set_table_properties(KEEP_LOG, commit_properties=_NOT_REBASED)
 
@@ -436,11 +443,11 @@ class StreamTable(LakeTable[DataFile]):
         """
         assert isinstance(settings, DeltaSettings), "given by the target"
         hours = ceil(settings.retention_hours)
-        found: list[set[str]] = [
+        vacuumed: list[set[str]] = [
             set(self._handle.vacuum(hours, True, enforce_retention_duration=False, full=full))
             for full in (False, True)
         ]
-        return {one: one in found[0] for one in sorted(found[0] | found[1])}
+        return {path: path in vacuumed[0] for path in sorted(vacuumed[0] | vacuumed[1])}
 
     def named(self, stored: StoredStream, *, outside: bool) -> set[str]:
         """Return the files of the newest version, and those that a rollback would add again."""
@@ -458,13 +465,15 @@ class StreamTable(LakeTable[DataFile]):
         Every commit lists the log, so its length is what a commit takes. The newest `kept` entries
         stay, and all that undo blocks above the floor, the stream's state among them.
         """
-        needed = next((one["version"] for one in self.said() if int(one[BLOCK]) <= floor), 0)
+        needed = next(
+            (commit["version"] for commit in self.said() if int(commit[BLOCK]) <= floor), 0
+        )
         last = min(needed, self._handle.version() - kept)
-        names = [one.name for one in self.place.files(LOG)]
-        found = [(int(match[1]), match[0]) for match in map(_ENTRY.search, names) if match]
-        ends = [version for version, name in found if name.endswith(_CHECKPOINT)]
-        cut = max((one for one in ends if one <= last), default=0)
-        gone = [f"{LOG}/{name}" for version, name in found if version < cut]
+        names = [file.name for file in self.place.files(LOG)]
+        entries = [(int(match[1]), match[0]) for match in map(_ENTRY.search, names) if match]
+        ends = [version for version, name in entries if name.endswith(_CHECKPOINT)]
+        cut = max((version for version in ends if version <= last), default=0)
+        gone = [f"{LOG}/{name}" for version, name in entries if version < cut]
         for name in gone:
             self.place.delete(name)
         return len(gone)

@@ -63,7 +63,7 @@ class StreamTables(LakeTables[DataFile]):
     @property
     def _lead(self) -> StreamTable | None:
         """The table whose commits carry the state."""
-        return next((one for one in self.open.values() if one.is_lead), None)
+        return next((table for table in self.open.values() if table.is_lead), None)
 
     @property
     def has_lead(self) -> bool:
@@ -88,7 +88,7 @@ class StreamTables(LakeTables[DataFile]):
                     tables=[*self.open],
                 )
             return None
-        said = next((one for one in lead.said() if STATE in one), None)
+        said = next((commit for commit in lead.said() if STATE in commit), None)
         if said is None:
             raise StateMissingError(
                 "no commit with the stream's state is left", stream=self.stream_id, table=lead.name
@@ -97,23 +97,25 @@ class StreamTables(LakeTables[DataFile]):
 
     def appeared(self) -> list[Lead[DataFile]]:
         """Open the tables of the stream that are not open yet."""
-        found: list[Lead[DataFile]] = []
+        tables: list[Lead[DataFile]] = []
         for name in self._names():
             handle = None if name in self.open else self._opened(name)
             if handle is not None and self._owner(handle) == self.stream_id:
                 self.open[name] = self._made(name, handle)
-                found.append(self.open[name])
-        return found
+                tables.append(self.open[name])
+        return tables
 
     def take_over(self, before: StoredStream | None) -> StoredStream:
         """Begin an epoch: the first commit to the table that leads says it."""
-        found = self.load()
-        epoch = 0 if found is None else found.epoch
+        loaded = self.load()
+        epoch = 0 if loaded is None else loaded.epoch
         if before is not None and epoch > before.epoch:
             raise LakeWriterError("another writer of the stream has begun", stream=self.stream_id)
-        stored = replace(found or StoredStream(self.stream_id), epoch=epoch + 1)
+        stored = replace(loaded or StoredStream(self.stream_id), epoch=epoch + 1)
         return (
-            stored if before is None or found is not None else replace(stored, config=before.config)
+            stored
+            if before is None or loaded is not None
+            else replace(stored, config=before.config)
         )
 
     def check(self) -> None:
@@ -125,7 +127,7 @@ class StreamTables(LakeTables[DataFile]):
 
     def in_order(self) -> list[Lead[DataFile]]:
         """Return the table that leads, then the others."""
-        return sorted(self.open.values(), key=lambda one: not one.is_lead)
+        return sorted(self.open.values(), key=lambda table: not table.is_lead)
 
     def _names(self) -> list[str]:
         """Return the names that tables of the stream may have."""
@@ -144,10 +146,10 @@ class StreamTables(LakeTables[DataFile]):
             raise LakeForeignWriteError("the table belongs to another stream", table=name)
         elif leads:
             raise LakeWriterError("another writer has made the table", table=name)
-        made = self._made(name, handle)
+        table = self._made(name, handle)
         if not leads:
-            self._claim(made, stored)
-        return made
+            self._claim(table, stored)
+        return table
 
     def _make(self, name: str, columns: pa.Schema, stored: StoredStream) -> DeltaTable:
         """Make a table that is not there; the first one says what is stored."""
@@ -162,7 +164,7 @@ class StreamTables(LakeTables[DataFile]):
             handle = DeltaTable.create(
                 self.place.under(name).uri,
                 DeltaSchema.from_arrow(columns),
-                partition_by=[one.column for one in declared.partition_by] or None,
+                partition_by=[part.column for part in declared.partition_by] or None,
                 configuration={STREAM: self.stream_id, **lead, **KEEP_LOG},
                 raise_if_key_not_exists=False,
                 storage_options=self._options(),
@@ -175,8 +177,8 @@ class StreamTables(LakeTables[DataFile]):
             if self._opened(name) is not None:
                 raise LakeWriterError("another writer has made the table", table=name) from None
             raise LakePathError("the table cannot be made", table=name, reason=str(error)) from None
-        others = [one for one in self._names() if one != name] if leads else []
-        if handle.version() or any(self.owner(one) == self.stream_id for one in others):
+        others = [other for other in self._names() if other != name] if leads else []
+        if handle.version() or any(self.owner(other) == self.stream_id for other in others):
             raise LakeWriterError("another writer begins at this moment", table=name)
         return handle
 
@@ -203,12 +205,12 @@ class StreamTables(LakeTables[DataFile]):
 
     def lead(self, stored: StoredStream) -> StreamTable:
         """Return the table that leads; make one of no rows if there is none."""
-        found = self._lead
-        if found is None:
+        lead = self._lead
+        if lead is None:
             self.check()
             columns = pa.schema([("block_number", pa.int64())])
-            self.open[self._own] = found = self._create(self._own, columns, stored)
-        return found
+            self.open[self._own] = lead = self._create(self._own, columns, stored)
+        return lead
 
     def _opened(self, name: str) -> DeltaTable | None:
         place = self.place.under(name)
@@ -231,21 +233,21 @@ class StreamTables(LakeTables[DataFile]):
         """Return the folders of the place, where tables need no declaration."""
         if not self.automatic:
             return []
-        return [one for one in self.place.folders() if not one.startswith(("_", "."))]
+        return [folder for folder in self.place.folders() if not folder.startswith(("_", "."))]
 
     def _options(self) -> dict[str, str] | None:
         """Return the options of the place by the names that delta-rs has for them."""
-        given = dict(self.place.options.reveal())
-        options = {_DELTA_OPTIONS.get(name, name): value for name, value in given.items()}
-        if given.get("s3.endpoint", "").startswith("http://"):
+        revealed = dict(self.place.options.reveal())
+        options = {_DELTA_OPTIONS.get(name, name): value for name, value in revealed.items()}
+        if revealed.get("s3.endpoint", "").startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"
         return options or None
 
 
 def _check_partitions(declared: Table, columns: pa.Schema) -> None:
     """Refuse a partition by a column that is not there, or of a type that has no plain text."""
-    for one in declared.partition_by:
-        name = one.column
+    for part in declared.partition_by:
+        name = part.column
         kind = columns.field(name).type if name in columns.names else None
         if kind not in _PARTITIONS:
             raise LakeSchemaError(

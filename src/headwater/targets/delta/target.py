@@ -71,13 +71,13 @@ def delta_target(
     """
     plans = plan_aggregates(aggregates)
     declared = declared_tables(tables, plans, without=("order_by", "properties"), on_data=on_data)
-    for one in declared.values():
-        check_folder_name(one.name)
-        if any(part.transform != "identity" for part in one.partition_by):
+    for table in declared.values():
+        check_folder_name(table.name)
+        if any(part.transform != "identity" for part in table.partition_by):
             raise InvalidOptionError(
                 "partition_by takes columns of the table, no transforms: make the column in the "
                 "pipeline",
-                table=one.name,
+                table=table.name,
             )
     place = Place.of(path, options)
     check_spelling(str(place.local_path) if place.is_local else "")
@@ -101,10 +101,10 @@ class DeltaAdmin(LakeAdmin[DataFile]):
     @contextmanager
     def lakes(self) -> Iterator[Mapping[str, LakeTables[DataFile]]]:
         """Return the tables of each stream in the folder."""
-        found = StreamTables(self._place, "", {})
-        owners = {found.owner(name) for name in found.folders()}
-        names = sorted(one for one in owners if one is not None)
-        yield {one: StreamTables(self._place, one, {}) for one in names}
+        tables = StreamTables(self._place, "", {})
+        owners = {tables.owner(name) for name in tables.folders()}
+        names = sorted(owner for owner in owners if owner is not None)
+        yield {name: StreamTables(self._place, name, {}) for name in names}
 
     def shown(self, name: str) -> str | None:
         """Return the name of a table's folder."""
@@ -118,11 +118,11 @@ class DeltaAdmin(LakeAdmin[DataFile]):
         lead = tables.lead(stored)
         number, before = stored.state.number, lead.version
         tables.load()
-        found = {name: one.version_at(number) for name, one in tables.open.items()}
+        newest = {name: table.version_at(number) for name, table in tables.open.items()}
         lead.reload()
-        since = [int(one[BLOCK]) for one in lead.said() if one["version"] > before]
-        versions = {name: one for name, one in found.items() if one is not None}
-        if min(since, default=number) < number or len(versions) < len(found):
+        since = [int(commit[BLOCK]) for commit in lead.said() if commit["version"] > before]
+        versions = {name: version for name, version in newest.items() if version is not None}
+        if min(since, default=number) < number or len(versions) < len(newest):
             return None
         return self._moment(stored, versions)
 

@@ -66,8 +66,8 @@ class Stored:
                 "coverage": dict(sorted(self.coverage.items())),
                 "newest": dict(sorted(self.newest.items())),
                 "schemas": {
-                    name: base64.b64encode(one.serialize()).decode()
-                    for name, one in sorted(self.schemas.items())
+                    name: base64.b64encode(schema.serialize()).decode()
+                    for name, schema in sorted(self.schemas.items())
                 },
                 "config": self.config,
             },
@@ -78,17 +78,17 @@ class Stored:
     def from_text(cls, text: str) -> Stored:
         """Read what `to_text` wrote."""
         try:
-            found = json.loads(text)
+            stored = json.loads(text)
             schemas = {
-                name: pa.ipc.read_schema(pa.py_buffer(base64.b64decode(one)))
-                for name, one in found["schemas"].items()
+                name: pa.ipc.read_schema(pa.py_buffer(base64.b64decode(encoded)))
+                for name, encoded in stored["schemas"].items()
             }
-            coverage = {str(name): int(first) for name, first in found["coverage"].items()}
-            newest = {str(name): int(last) for name, last in found.get("newest", {}).items()}
-            config, pending = found.get("config"), str(found.get("pending", ""))
+            coverage = {str(name): int(first) for name, first in stored["coverage"].items()}
+            newest = {str(name): int(last) for name, last in stored.get("newest", {}).items()}
+            config, pending = stored.get("config"), str(stored.get("pending", ""))
         except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowInvalid) as error:
             raise StoredStateError("the state file is malformed", got=text[:80]) from error
-        state = load_state(json.dumps(found["state"]))
+        state = load_state(json.dumps(stored["state"]))
         return cls(state, coverage, schemas, config, pending, newest)
 
 
@@ -105,8 +105,8 @@ class _Version(NamedTuple):
 
 
 def _version_of(name: str) -> _Version | None:
-    found = _NAME.fullmatch(name)
-    return None if found is None else _Version(int(found[1]), int(found[2]), found[3])
+    match = _NAME.fullmatch(name)
+    return None if match is None else _Version(int(match[1]), int(match[2]), match[3])
 
 
 class Folder:
@@ -118,7 +118,7 @@ class Folder:
 
     def names(self, folder: str) -> list[str]:
         """Return the names of all files below a folder, relative to it."""
-        return [one.name[len(folder) + 1 :] for one in self.place.files(folder)]
+        return [file.name[len(folder) + 1 :] for file in self.place.files(folder)]
 
     def put(self, name: str, content: bytes) -> None:
         """Write a file in one step."""
@@ -138,8 +138,8 @@ class Folder:
             for source, name in staged.items():
                 self.announce(f"publish {name}")
                 under_way.append(threads.submit(step, source, name))
-        for one in under_way:
-            one.result()
+        for future in under_way:
+            future.result()
         if place.is_local:
             for folder in {Path(place.path_of(name)).parent for name in staged.values()}:
                 sync_directory(folder)
@@ -178,7 +178,7 @@ class StateFiles:
 
     def newest_epoch(self) -> int:
         """Return the newest epoch that has begun; 0 if none has."""
-        return max((one.epoch for one in self._versions()), default=0)
+        return max((version.epoch for version in self._versions()), default=0)
 
     def claim(self) -> tuple[Stored, bool]:
         """Begin an epoch, and return what is stored, with whether anything was.
@@ -191,10 +191,10 @@ class StateFiles:
         stored = self._read(versions)
         epoch = versions[-1].epoch + 1 if versions else 1
         self._write(_Version(epoch, 0, secrets.token_hex(8)), stored or Stored())
-        found = self._versions()
-        if [one for one in found if one.epoch >= epoch] != [self._version]:
+        present = self._versions()
+        if [version for version in present if version.epoch >= epoch] != [self._version]:
             raise ParquetWriterError("another writer begins at this moment", stream=self._id)
-        newest = self._read([one for one in found if one.epoch < epoch])
+        newest = self._read([version for version in present if version.epoch < epoch])
         if newest is not None and newest != stored:  # what it stored before it saw this epoch
             stored = newest
             self._write(_Version(epoch, 1, secrets.token_hex(8)), stored)
@@ -210,13 +210,13 @@ class StateFiles:
 
     def _read(self, versions: Sequence[_Version]) -> Stored | None:
         """Return the newest of some states that is whole."""
-        for one in reversed(versions):
-            content = self._folder.place.read(f"{self.path}/{one.name}")
+        for version in reversed(versions):
+            content = self._folder.place.read(f"{self.path}/{version.name}")
             if content is None:
                 raise ParquetWriterError("another writer begins at this moment", stream=self._id)
             if _is_whole(content):
                 return Stored.from_text(content.decode())
-            logger.warning("state.half id=%s file=%s", self._id, one.name)
+            logger.warning("state.half id=%s file=%s", self._id, version.name)
         if versions:
             raise StoredStateError("no state file of the stream is whole", folder=self.path)
         return None
@@ -248,8 +248,8 @@ class StateFiles:
         self._version = version
 
     def _versions(self) -> list[_Version]:
-        found = map(_version_of, self._folder.names(self.path))
-        return sorted(one for one in found if one is not None)
+        versions = map(_version_of, self._folder.names(self.path))
+        return sorted(version for version in versions if version is not None)
 
     def _clean(self) -> None:
         """Remove what this state has replaced, and what a crash has left half written.
@@ -258,8 +258,8 @@ class StateFiles:
         """
         assert self._version is not None, "called by a writer"
         for name in self._folder.names(self.path):
-            found = _version_of(name)
-            old = _TEMPORARY.fullmatch(name) if found is None else found < self._version
+            version = _version_of(name)
+            old = _TEMPORARY.fullmatch(name) if version is None else version < self._version
             if old:
                 self._folder.delete(f"{self.path}/{name}")
 
@@ -296,8 +296,8 @@ def check_owners(place: Place, stream_id: str, tables: Collection[str]) -> None:
     """
     for folder in place.under(FOLDER).folders() if tables else ():
         other = unquote(folder)
-        found = None if other == stream_id else read_stored(place, other)
-        shared = sorted(set(tables) & set(found.coverage)) if found is not None else ()
+        stored = None if other == stream_id else read_stored(place, other)
+        shared = sorted(set(tables) & set(stored.coverage)) if stored is not None else ()
         if shared:
             raise LakeForeignWriteError(
                 "another stream writes files of the same table in this folder",

@@ -72,22 +72,22 @@ class HeldBatch:
         if stream is None:
             return cls(cursor, 0, first, len(batch.headers), since)
         start, end = stream.state.initial, -1
-        for one in sorted(stream.state.ranges, key=lambda one: one.from_block):
-            if one.from_block > last:
+        for interval in sorted(stream.state.ranges, key=lambda interval: interval.from_block):
+            if interval.from_block > last:
                 break
-            if one.from_block > end + 1:
-                start = one.from_block
-            end = last if one.to_block is None else max(end, one.to_block)
+            if interval.from_block > end + 1:
+                start = interval.from_block
+            end = last if interval.to_block is None else max(end, interval.to_block)
         blocks = int(batch.data.ctx.batch.blocks_count)
         return cls(cursor, start, start, blocks, since)
 
     def count(self, table: str) -> int:
         """Return how many rows it has for a table."""
-        return sum(one.rows for one in self.parts.get(table, ()))
+        return sum(part.rows for part in self.parts.get(table, ()))
 
     def size(self, table: str) -> int:
         """Return how many bytes a table's rows take, as Arrow holds them."""
-        return sum(one.size for one in self.parts.get(table, ()) if one.memory is not None)
+        return sum(part.size for part in self.parts.get(table, ()) if part.memory is not None)
 
 
 class Held:
@@ -107,41 +107,41 @@ class Held:
 
     def put(self, table: str, block: int, parts: Sequence[Part]) -> None:
         """Add rows to the batch that ends in a block."""
-        (batch,) = (one for one in self._batches if one.cursor.number == block)
+        (batch,) = (batch for batch in self._batches if batch.cursor.number == block)
         batch.parts.setdefault(table, []).extend(parts)
 
     def spill(self) -> None:
         """Move the rows of older batches to disk, if memory is full."""
-        waiting = [one for one in self._batches if id(one) not in self._spilled]
-        held = sum(batch.size(table) for batch in waiting for table in batch.parts)
+        waiting = [batch for batch in self._batches if id(batch) not in self._spilled]
+        size = sum(batch.size(table) for batch in waiting for table in batch.parts)
         for batch in waiting:
-            if held <= self._limit:
+            if size <= self._limit:
                 return
             for table, parts in batch.parts.items():
-                held -= batch.size(table)
-                batch.parts[table] = [replace(one, memory=_on_disk(one.memory)) for one in parts]
+                size -= batch.size(table)
+                batch.parts[table] = [replace(part, memory=_on_disk(part.memory)) for part in parts]
             self._spilled.add(id(batch))
 
     def drop_above(self, number: int) -> None:
         """Forget batches that a fork has taken, or that did not come to be."""
-        self._keep([one for one in self._batches if one.cursor.number <= number])
+        self._keep([batch for batch in self._batches if batch.cursor.number <= number])
 
     def drop_up_to(self, number: int) -> None:
         """Forget batches that are published."""
-        self._keep([one for one in self._batches if one.cursor.number > number])
+        self._keep([batch for batch in self._batches if batch.cursor.number > number])
 
     def up_to(self, number: int) -> list[HeldBatch]:
         """Return the batches up to a block."""
-        return [one for one in self._batches if one.cursor.number <= number]
+        return [batch for batch in self._batches if batch.cursor.number <= number]
 
     def _keep(self, batches: list[HeldBatch]) -> None:
         self._batches = batches
-        self._spilled &= {id(one) for one in batches}
+        self._spilled &= {id(batch) for batch in batches}
 
 
 def by_range(batches: Sequence[HeldBatch]) -> Iterator[tuple[int, list[HeldBatch]]]:
     """Yield the batches of each range of the stream, with its first block."""
-    for start, several in groupby(batches, lambda one: one.start):
+    for start, several in groupby(batches, lambda batch: batch.start):
         yield start, list(several)
 
 
@@ -187,31 +187,33 @@ class ParquetTable(LakeTable[Part]):
 
     def commit(self, several: Sequence[Change[Part]], stored: StoredStream) -> None:
         """Hold the rows of batches; they are published with the state."""
-        for one in several:
-            if one.begins_anew:
+        for change in several:
+            if change.begins_anew:
                 self._tables.begin_anew(self.name)
             else:
                 assert self.name in self._tables.stored.coverage, "it was written down"
-                self._tables.held.put(self.name, one.state.number, list(one.added.values()))
+                self._tables.held.put(self.name, change.state.number, list(change.added.values()))
         self.forget()
 
     def _committed_files(self) -> dict[str, Part]:
         covered = self._tables.stored.coverage[self.name]
-        found = {one.name.removeprefix(f"{self.name}/"): one for one in self.place.files(self.name)}
+        files = {
+            file.name.removeprefix(f"{self.name}/"): file for file in self.place.files(self.name)
+        }
         return {
-            found[name].name: Part(
-                found[name].name, -1, found[name].size, window.first, window.last
+            files[name].name: Part(
+                files[name].name, -1, files[name].size, window.first, window.last
             )
-            for name, window in published(found, covered).items()
+            for name, window in published(files, covered).items()
         }
 
     def read(self, files: Sequence[Part]) -> pa.Table:
         """Return the rows of some files, in the columns of today."""
-        found = [self.columns.empty_table()]
-        for one in files:
-            with self.place.open(one.name) as file:
-                found.append(conformed(pq.ParquetFile(file).read(), self.columns))
-        return pa.concat_tables(found)
+        tables = [self.columns.empty_table()]
+        for file in files:
+            with self.place.open(file.name) as source:
+                tables.append(conformed(pq.ParquetFile(source).read(), self.columns))
+        return pa.concat_tables(tables)
 
     def size_of(self, file: Part) -> int:
         """Return how many bytes a file has."""
@@ -228,12 +230,12 @@ class ParquetTable(LakeTable[Part]):
 
     def aged(self, settings: LakeSettings) -> dict[str, bool]:
         """Return files that wait, or were to wait, for their window."""
-        return {one.name: False for one in self.place.files(f"{self.name}/{STAGING}")}
+        return {file.name: False for file in self.place.files(f"{self.name}/{STAGING}")}
 
     def named(self, stored: StoredStream, *, outside: bool) -> list[str]:
         """Return the files of batches that are held."""
-        held = (batch.parts.get(self.name, ()) for batch in self._tables.held)
-        return [one.name for parts in held for one in parts]
+        waiting = (batch.parts.get(self.name, ()) for batch in self._tables.held)
+        return [part.name for parts in waiting for part in parts]
 
 
 def _on_disk(rows: pa.Table | None) -> pa.Table | None:
@@ -249,9 +251,9 @@ def _on_disk(rows: pa.Table | None) -> pa.Table | None:
 
 def _evolved(known: pa.Schema, frame: pa.Schema) -> pa.Schema:
     """Return the columns of a table that later rows widen: new ones, and larger numbers."""
-    fields = {one.name: one for one in known}
-    for one in lake_schema(frame):
-        held = fields.get(one.name)
-        if held is None or (held.type, one.type) in _WIDER:
-            fields[one.name] = one
+    fields = {field.name: field for field in known}
+    for column in lake_schema(frame):
+        before = fields.get(column.name)
+        if before is None or (before.type, column.type) in _WIDER:
+            fields[column.name] = column
     return pa.schema(list(fields.values()))

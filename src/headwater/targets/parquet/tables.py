@@ -93,9 +93,9 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
 
     def load(self) -> StoredStream | None:
         """Read what is stored of the stream; nothing is taken over."""
-        found = self.files.read()
-        self._learn(found or Stored())
-        return None if found is None else self._stream(found)
+        stored = self.files.read()
+        self._learn(stored or Stored())
+        return None if stored is None else self._stream(stored)
 
     def take_over(self, before: StoredStream | None) -> StoredStream:
         """Begin an epoch. After a failure, rows that had been taken in before are still held."""
@@ -119,9 +119,11 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
     def _table(self, name: str) -> ParquetTable:
         return ParquetTable(self.declared.get(name, Table(name)), self)
 
-    def _stream(self, found: Stored) -> StoredStream:
+    def _stream(self, stored: Stored) -> StoredStream:
         epoch = self.files.epoch
-        return StoredStream(self.stream_id, found.state, epoch, found.config, pending=found.pending)
+        return StoredStream(
+            self.stream_id, stored.state, epoch, stored.config, pending=stored.pending
+        )
 
     def save(self, stored: Stored) -> None:
         """Store what counts from now on: the commit point."""
@@ -146,7 +148,7 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
 
     def _holds_files(self, name: str) -> bool:
         names = self.folder.names(name)
-        return any(not one.startswith(("_", ".")) for one in names)
+        return any(not name.startswith(("_", ".")) for name in names)
 
     def check(self) -> None:
         """Refuse to go on if another writer of the stream has begun."""
@@ -168,9 +170,9 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
     def begin(self, batch: Batch[Delivery], after: PipeState) -> bool:
         """Hold a batch; executors write the rows of spans, which are published at once."""
         assert after.cursor is not None, "a batch ends in a block"
-        held = HeldBatch.of(batch, after.cursor, self.clock())
-        self.held.add(held)
-        self._first = held.first
+        held_batch = HeldBatch.of(batch, after.cursor, self.clock())
+        self.held.add(held_batch)
+        self._first = held_batch.first
         counts = getattr(batch.data.ctx, "batch", None)
         is_span = counts is not None and counts.blocks_count > len(batch.headers)
         return is_span and not after.is_hot
@@ -227,15 +229,18 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
             self._publish(going, state, all_tables=True)
 
     def _is_due(self, going: Sequence[HeldBatch]) -> bool:
-        names = {name for one in going for name in one.parts}
+        names = {name for batch in going for name in batch.parts}
         if any(
-            part.memory is None for one in going for parts in one.parts.values() for part in parts
+            part.memory is None
+            for batch in going
+            for parts in batch.parts.values()
+            for part in parts
         ):
             return True
         return self.settings.rollover.is_due(
-            size=max((sum(one.size(name) for one in going) for name in names), default=0),
-            rows=max((sum(one.count(name) for one in going) for name in names), default=0),
-            blocks=sum(one.blocks for one in going),
+            size=max((sum(batch.size(name) for batch in going) for name in names), default=0),
+            rows=max((sum(batch.count(name) for batch in going) for name in names), default=0),
+            blocks=sum(batch.blocks for batch in going),
             seconds=self.clock() - going[0].since,
         )
 
@@ -255,7 +260,7 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
                 if coverage[name] < start:
                     self._publish_table(name, (), coverage[name], previous)
                     coverage[name] = start
-                if any(one.count(name) for one in several):
+                if any(batch.count(name) for batch in several):
                     self._publish_table(name, several, coverage[name], last)
                     coverage[name] = last + 1
             previous = last
@@ -279,9 +284,9 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
         if first > last:
             return
         window = Window(first, last)
-        parts = [one for batch in batches for one in batch.parts.get(name, ())]
-        rows = [one.memory for one in parts if one.memory is not None and one.rows]
-        staged = [one.name for one in parts if one.memory is None]
+        parts = [part for batch in batches for part in batch.parts.get(name, ())]
+        rows = [part.memory for part in parts if part.memory is not None and part.rows]
+        staged = [part.name for part in parts if part.memory is None]
         count = len(staged) + (1 if rows or not staged else 0)
         names = [f"{name}/{window.file_name(at, count, self._mark)}" for at in range(count)]
         self._published += names
@@ -298,8 +303,8 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
         """Return rows as the bytes of a Parquet file."""
         sink = BytesIO()
         with pq.ParquetWriter(sink, schema, compression=self.settings.compression) as writer:
-            for one in rows:
-                for batch in one.to_batches():
+            for table in rows:
+                for batch in table.to_batches():
                     writer.write_batch(conform(batch, schema), row_group_size=GROUP_ROWS)
         return sink.getvalue()
 
@@ -329,16 +334,18 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
             return []
         names = {name: self.folder.names(name) for name in self.stored.coverage}
         for name, last in self.stored.newest.items():
-            if not any(one and one.last == last for one in map(window_of, names.get(name, ()))):
+            if not any(
+                window and window.last == last for window in map(window_of, names.get(name, ()))
+            ):
                 raise LakeForeignWriteError(
                     "the table is an older copy than the state of the stream: bring back the "
                     "newest one, or the state and all tables of one moment",
                     table=name, lacks=f"the file that ends at block {last}",
                 )  # fmt: skip
-        found = {
-            name: [one for one in several if "/" not in one] for name, several in names.items()
+        files = {
+            name: [file for file in several if "/" not in file] for name, several in names.items()
         }
-        gone = leftovers(found, self.stored.state.number, self.stored.coverage, self._mark)
+        gone = leftovers(files, self.stored.state.number, self.stored.coverage, self._mark)
         for table, file in gone:
             logger.warning("file.removed id=%s table=%s file=%s", self.stream_id, table, file)
         return [f"{table}/{file}" for table, file in gone] + [
@@ -367,8 +374,10 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
         number, forward = stored.state.number, stored.state.number > self.stored.state.number
         coverage, newest = dict(self.stored.coverage), dict(self.stored.newest)
         for name, first in coverage.items():
-            windows = [one for one in map(window_of, self.folder.names(name)) if one is not None]
-            across = [one for one in windows if one.first <= number < one.last]
+            windows = [
+                window for window in map(window_of, self.folder.names(name)) if window is not None
+            ]
+            across = [window for window in windows if window.first <= number < window.last]
             if across and not forward:
                 raise CursorMoveError(
                     "a file covers blocks on both sides, and files never change",
@@ -376,7 +385,9 @@ class ParquetTables(LakeTables[Part], Lead[Part]):
                 )  # fmt: skip
             coverage[name] = number + 1 if forward else min(first, number + 1)
             if newest.get(name, 0) > number:
-                newest[name] = max((one.last for one in windows if one.last <= number), default=-1)
+                newest[name] = max(
+                    (window.last for window in windows if window.last <= number), default=-1
+                )
         newest = {name: last for name, last in newest.items() if last >= 0}
         self.held.drop_up_to(number)
         self.save(replace(self.stored, state=stored.state, coverage=coverage, newest=newest))

@@ -114,18 +114,18 @@ class ParquetAdmin(LakeAdmin[Part]):
     def lakes(self) -> Iterator[Mapping[str, LakeTables[Part]]]:
         """Return the tables of each stream in the folder."""
         names = map(unquote, self._place.under(FOLDER).folders())
-        yield {one: ParquetTables(self._place, one, {}, ParquetSettings()) for one in names}
+        yield {name: ParquetTables(self._place, name, {}, ParquetSettings()) for name in names}
 
     def ends_in(self, tables: LakeTables[Part]) -> LakeMoment | None:
         """The state says what files cover, and files never change."""
         stored = tables.load()
         assert stored is not None, "the stream is there"
-        found = self._moment(stored, dict.fromkeys(tables.open, stored.state.number))
+        moment = self._moment(stored, dict.fromkeys(tables.open, stored.state.number))
         named = self._place.path_of if self._place.is_local else self._place.uri_of
         files = {
             name: tuple(sorted(map(named, table.live()))) for name, table in tables.open.items()
         }
-        return replace(found, files=files)
+        return replace(moment, files=files)
 
     def target(self, stream_id: str) -> ParquetTarget:
         """Refuse: plain files keep no side tables."""

@@ -44,24 +44,24 @@ class Window:
 
 def window_of(name: str) -> Window | None:
     """Return the window that a file's name tells, None if it is not such a name."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    window = Window(int(found[1]), int(found[2]))
+    window = Window(int(match[1]), int(match[2]))
     return window if window.first <= window.last else None
 
 
 def epoch_of(name: str) -> int:
     """Return the epoch of the writer that a file's name tells; 0 if it tells none."""
-    found = _NAME.fullmatch(name)
-    return 0 if found is None else int(found[4] or 0)
+    match = _NAME.fullmatch(name)
+    return 0 if match is None else int(match[4] or 0)
 
 
 def staged_epoch(name: str) -> int:
     """Return the epoch of the writer of a file that waits; 0 if its name tells none."""
     author = Author.of(name)
-    found = None if author is not None else _STAGED.match(name)
-    return int(found[1]) if found is not None else 0 if author is None else author.epoch
+    match = None if author is not None else _STAGED.match(name)
+    return int(match[1]) if match is not None else 0 if author is None else author.epoch
 
 
 def leftovers(
@@ -85,7 +85,7 @@ def leftovers(
     for table, names in sorted(files.items()):
         covered = coverage.get(table, 0)
         windows: dict[Window, list[str]] = {}
-        for name in sorted(one for one in names if not one.startswith(_HIDDEN)):
+        for name in sorted(name for name in names if not name.startswith(_HIDDEN)):
             window = window_of(name)
             if window is None:
                 raise UnexplainedFilesError(
@@ -101,7 +101,7 @@ def leftovers(
                 windows.setdefault(window, []).append(name)
         stale = _replaced(windows)
         removed += [(table, name) for name in stale]
-        kept = [one for one in sorted(windows) if not stale.issuperset(windows[one])]
+        kept = [window for window in sorted(windows) if not stale.issuperset(windows[window])]
         for window in kept:
             if window.last >= covered:
                 raise UnexplainedFilesError(
@@ -111,13 +111,13 @@ def leftovers(
                     cursor=cursor,
                     covered=covered - 1,
                 )
-        for one, other in pairwise(kept):
-            if one.overlaps(other):
+        for earlier, later in pairwise(kept):
+            if earlier.overlaps(later):
                 raise UnexplainedFilesError(
                     "two files cover the same blocks",
                     table=table,
-                    file=windows[one][0],
-                    other=windows[other][0],
+                    file=windows[earlier][0],
+                    other=windows[later][0],
                 )
     return removed
 
@@ -130,30 +130,30 @@ def published(names: Iterable[str], covered: int) -> dict[str, Window]:
         if window is not None and window.last < covered:
             windows.setdefault(window, []).append(name)
     stale = _replaced(windows)
-    found = ((name, window) for window, several in windows.items() for name in several)
-    return {name: window for name, window in found if name not in stale}
+    named = ((name, window) for window, several in windows.items() for name in several)
+    return {name: window for name, window in named if name not in stale}
 
 
 def _replaced(windows: Mapping[Window, Sequence[str]]) -> set[str]:
     """Return the files of an epoch whose blocks a later one has published itself."""
     stale: set[str] = set()
     for several in _meeting(sorted(windows)):
-        named = [(one, name, epoch_of(name)) for one in several for name in windows[one]]
+        named = [(window, name, epoch_of(name)) for window in several for name in windows[window]]
         stale |= {
             name
-            for one, name, epoch in named
-            if epoch and any(epoch < later and one.overlaps(other) for other, _, later in named)
+            for window, name, epoch in named
+            if epoch and any(epoch < later and window.overlaps(other) for other, _, later in named)
         }
     return stale
 
 
 def _meeting(windows: Sequence[Window]) -> Iterator[list[Window]]:
     """Yield windows in order, those together that share blocks."""
-    held: list[Window] = []
-    for one in windows:
-        if held and one.first > max(other.last for other in held):
-            yield held
-            held = []
-        held.append(one)
-    if held:
-        yield held
+    meeting: list[Window] = []
+    for window in windows:
+        if meeting and window.first > max(other.last for other in meeting):
+            yield meeting
+            meeting = []
+        meeting.append(window)
+    if meeting:
+        yield meeting
