@@ -55,12 +55,12 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module, name = COMMANDS[cmd_name]
-        found = getattr(import_module(f"headwater.cli.{module}"), name)
+        command = getattr(import_module(f"headwater.cli.{module}"), name)
         app = _typer()
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=cmd_name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=cmd_name)
             return typer.main.get_group(app).commands[cmd_name]
-        app.command(cmd_name)(found)
+        app.command(cmd_name)(command)
         return typer.main.get_command(app)
 
 

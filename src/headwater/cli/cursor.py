@@ -207,9 +207,9 @@ def read_sink(dsn: SinkDsnArgument, cursors_table: SinkTable = "cursors") -> Non
     headwater cursor read psql://localhost/chain
     """
     rows = _sink_cursors().read_cursors(_sink_dsn(dsn), cursors_table)
-    for one in rows:
-        short = one.cursor if len(one.cursor) <= 24 else f"{one.cursor[:12]}…{one.cursor[-8:]}"
-        say(f"{one.module_hash} block {one.block} ({one.block_hash}) {short or 'not started'}")
+    for row in rows:
+        short = row.cursor if len(row.cursor) <= 24 else f"{row.cursor[:12]}…{row.cursor[-8:]}"
+        say(f"{row.module_hash} block {row.block} ({row.block_hash}) {short or 'not started'}")
     if not rows:
         say("There are no cursors here.")
 
@@ -269,9 +269,10 @@ def _document(stream: StreamStatus) -> dict[str, object]:
         "id": stream.id,
         "cursor": block(state.cursor),
         "finalized": block(state.finalized),
-        "can_go_back_to": [block(one) for one in state.landing_points()],
+        "can_go_back_to": [block(cursor) for cursor in state.landing_points()],
         "tables": [
-            {"name": one.name, "undo": one.undo, "shared": one.shared} for one in stream.tables
+            {"name": table.name, "undo": table.undo, "shared": table.shared}
+            for table in stream.tables
         ],
     }
 
@@ -302,17 +303,19 @@ def show_messages(
         headwater outbox show postgresql://localhost/chain --id usdc-transfers
     """
     admin = place.open()
-    held = admin.side_tables(stream_id)
-    for name, (count, oldest) in held.items():
+    side_tables = admin.side_tables(stream_id)
+    for name, (count, oldest) in side_tables.items():
         if name.startswith(OUTBOXES):
             since = f", the oldest of block {oldest}" if count else ""
             say(f"{name.removeprefix(OUTBOXES)}: {count} waiting{since}")
     dead: list[DeadLetter] = []
-    if DEAD_LETTERS.name in held:
+    if DEAD_LETTERS.name in side_tables:
         dead = read_dead_letters(stream_id, admin.read_side_table(stream_id, DEAD_LETTERS))
     say(f"{len(dead)} dead letters")
     if dead:
-        _print_dead(sorted(dead, key=lambda one: (one.message.block_number, one.message.ordinal)))
+        _print_dead(
+            sorted(dead, key=lambda letter: (letter.message.block_number, letter.message.ordinal))
+        )
 
 
 @outbox.command()
@@ -340,7 +343,7 @@ def _print_dead(rows: list[DeadLetter]) -> None:
     cells = []
     for row in rows[:SHOWN]:
         since = row.died_at.isoformat(sep=" ", timespec="seconds")
-        reason = "".join(one if one.isprintable() else "?" for one in row.reason)
+        reason = "".join(character if character.isprintable() else "?" for character in row.reason)
         message = row.message
         cells.append((row.name, message.block_number, message.key, row.attempts, since, reason))
     show_rows(("outbox", "block", "key", "attempts", "since", "reason"), cells)

@@ -207,11 +207,15 @@ class Watcher:
         if cursor is None:
             return
         rows, self.rows = self.rows, self._count_rows()
-        hot = [one for one in self.state.rollback_chain if not self.state.is_final(one.number)]
-        self._held = {number: one for number, one in self._held.items() if number <= cursor.number}
-        self._held.update((one.number, one) for one in hot)
+        hot = [
+            block for block in self.state.rollback_chain if not self.state.is_final(block.number)
+        ]
+        self._held = {
+            number: block for number, block in self._held.items() if number <= cursor.number
+        }
+        self._held.update((block.number, block) for block in hot)
         if isinstance(event, RolledBack):
-            lost = [one for one in before.rollback_chain if one.number > cursor.number]
+            lost = [block for block in before.rollback_chain if block.number > cursor.number]
             fork = Undone(cursor, lost, rows - self.rows)
             self.forks.append(fork)
             typer.echo(
@@ -274,13 +278,13 @@ class ChainMover:
 def compare(target: DuckDBTarget, chain: ChainSim, state: PipeState) -> str | None:
     """Compare every row with a second, independent reading of the chain; return what differs."""
     oracle = Oracle(chain, "logs", _is_wanted, _FIELDS)
-    known = {(one.hash, one.number, one.timestamp) for one in oracle.branch(state.cursor)}
+    known = {(block.hash, block.number, block.timestamp) for block in oracle.branch(state.cursor)}
     rows = [row for name in _SIMULATED for row in _logs(target, name)]
-    held: Rows = {}
+    logs: Rows = {}
     for (block, _, _), log in sorted(rows, key=lambda row: row[1]["logIndex"]):
-        held.setdefault(block, []).append(log)
+        logs.setdefault(block, []).append(log)
     try:
-        oracle.check(held, state, PipeState())
+        oracle.check(logs, state, PipeState())
     except DisagreementError as error:
         return f"FAILED: the tables are not what the chain says: {error}"
     if not known.issuperset(block for block, _ in rows):

@@ -96,35 +96,37 @@ def doctor(
         checks.append(("portal", lambda: _portal(portal)))
     if target is not None:
         checks.append(("database", lambda: _database(target, state_schema)))
-    found = [one for name, check in checks for one in _looked(name, check)]
+    findings = [finding for name, check in checks for finding in _looked(name, check)]
     if as_json:
-        say_json([asdict(one) for one in found])
+        say_json([asdict(finding) for finding in findings])
     else:
-        _show(found)
-    if any(one.level == "fail" for one in found):
+        _show(findings)
+    if any(finding.level == "fail" for finding in findings):
         raise typer.Exit(1)
 
 
 def _looked(name: str, check: Callable[[], Check]) -> list[Finding]:
     """Return what a check finds; a coded error is a finding that fails."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        found.extend(check())
+        findings.extend(check())
     except HeadwaterError as error:
         facts = ", ".join(f"{key}={value}" for key, value in error.facts.items())
         says = f"[{error.code}] {error.message}{f' ({facts})' if facts else ''}"
-        found.append(Finding(name, "fail", says, error.fix))
-    return found
+        findings.append(Finding(name, "fail", says, error.fix))
+    return findings
 
 
-def _show(found: list[Finding]) -> None:
+def _show(findings: list[Finding]) -> None:
     table = Table("", "looked at", "finding", "what to do")
-    for one in found:
-        level = Text(one.level, style=_STYLE[one.level])
-        table.add_row(level, Text(one.name), Text(one.says, overflow="fold"), Text(one.fix))
+    for finding in findings:
+        level = Text(finding.level, style=_STYLE[finding.level])
+        table.add_row(
+            level, Text(finding.name), Text(finding.says, overflow="fold"), Text(finding.fix)
+        )
     console().print(table)
-    bad = sum(one.level == "fail" for one in found)
-    say(f"{bad} of {len(found)} fail." if bad else "Nothing fails.", "red" if bad else "green")
+    bad = sum(finding.level == "fail" for finding in findings)
+    say(f"{bad} of {len(findings)} fail." if bad else "Nothing fails.", "red" if bad else "green")
 
 
 # --- this machine ---------------------------------------------------------------------------------
@@ -134,13 +136,13 @@ def _python() -> Check:
     yield Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
     yield Finding("headwater", "ok", __version__)
     extras = {"duckdb": "duckdb", "psycopg": "postgres"}
-    for one in PACKAGES:
+    for package in PACKAGES:
         try:
-            yield Finding(one, "ok", version(one))
+            yield Finding(package, "ok", version(package))
         except PackageNotFoundError:
-            extra = extras.get(one)
+            extra = extras.get(package)
             fix = f"pip install 'headwater[{extra}]', if you need it" if extra else "install it"
-            yield Finding(one, "warn" if extra else "fail", "not installed", fix)
+            yield Finding(package, "warn" if extra else "fail", "not installed", fix)
 
 
 def _java(*, quick: bool) -> Check:
@@ -169,13 +171,13 @@ def _spark() -> Check:
         "one that has headwater installed in the same version"
     )
     try:
-        ((python, found),) = session.sparkContext.parallelize([0], 1).map(_in_worker).collect()
+        ((python, installed),) = session.sparkContext.parallelize([0], 1).map(_in_worker).collect()
     except Exception as error:  # noqa: BLE001 - whatever Spark wraps it in
         last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         yield Finding("executors' Python", "fail", last[0], fix)
     else:
-        same = (tuple(python), found) == (sys.version_info[:2], __version__)
-        says = f"{'.'.join(map(str, python))}, headwater {found}"
+        same = (tuple(python), installed) == (sys.version_info[:2], __version__)
+        says = f"{'.'.join(map(str, python))}, headwater {installed}"
         yield _judged("executors' Python", same, says, fix)
     finally:
         if is_own:
@@ -341,9 +343,9 @@ def _clickhouse(address: str, schema: str | None) -> Check:
         name = schema or client.database
         try:
             lacking = [
-                one
-                for one in GRANTS
-                if client.text(f"CHECK GRANT {one} ON {quote(name)}.*").strip() != "1"
+                grant
+                for grant in GRANTS
+                if client.text(f"CHECK GRANT {grant} ON {quote(name)}.*").strip() != "1"
             ]
         except HeadwaterError:  # a server before 24.9 does not know the statement
             yield Finding("rights", "warn", "this server does not tell", "try: headwater setup")

@@ -96,12 +96,12 @@ def _add_user(place: Place, name: str, asked: SchemaFile) -> None:
     from headwater.targets.postgres.read_only_user import add_read_only_user
 
     schemas = {DEFAULT_SCHEMA, place.state_schema or DEFAULT_SCHEMA}
-    schemas |= {TableName.parse(one.name).schema for one in asked.tables}
-    given = os.environ.get(PASSWORD) or None
-    made = add_read_only_user(place.target, name, password=given, schemas=sorted(schemas))
-    say(f"{name} {'may now read' if made.created else 'was there, and may read'} all tables.")
-    if made.password is not None:
-        say(f"Its password, shown only here: {made.password.reveal()}")
+    schemas |= {TableName.parse(table.name).schema for table in asked.tables}
+    password = os.environ.get(PASSWORD) or None
+    user = add_read_only_user(place.target, name, password=password, schemas=sorted(schemas))
+    say(f"{name} {'may now read' if user.created else 'was there, and may read'} all tables.")
+    if user.password is not None:
+        say(f"Its password, shown only here: {user.password.reveal()}")
 
 
 # --- lakes ----------------------------------------------------------------------------------------
@@ -149,21 +149,21 @@ def maintain(
 
         headwater maintain s3://chain/delta --property s3.region=eu-central-1
     """
-    given = dict(_pair(one) for one in properties or ())
-    kind = _kind(catalog, given)
+    options = dict(_pair(text) for text in properties or ())
+    kind = _kind(catalog, options)
     settings: Any
     where: Any
     if kind == "delta":
-        settings, where = DeltaSettings(retention_hours=grace_hours), LakePlace.of(catalog, given)
+        settings, where = DeltaSettings(retention_hours=grace_hours), LakePlace.of(catalog, options)
     elif kind == "parquet":
-        settings, where = ParquetSettings(), LakePlace.of(catalog, given)
+        settings, where = ParquetSettings(), LakePlace.of(catalog, options)
     else:
-        settings, where = IcebergSettings(grace_s=grace_hours * _HOUR), given or catalog
+        settings, where = IcebergSettings(grace_s=grace_hours * _HOUR), options or catalog
         if final_snapshots is not None:
             settings = replace(settings, final_snapshots=final_snapshots)
     done = import_extra(kind, "ADMIN", ".target")(where).maintain(stream_id, settings)
     for name, counts in done.items():
-        say(f"{name}: " + ", ".join(f"{counts.get(one, 0)} {_DONE[one]}" for one in counts))
+        say(f"{name}: " + ", ".join(f"{counts.get(step, 0)} {_DONE[step]}" for step in counts))
     if not done:
         say("No tables of a stream are here.")
 

@@ -53,9 +53,9 @@ class Module:
     def open(self) -> tuple[Any, Any, str]:
         """Return the database, the package and the module's name."""
         place = substreams_module("sink_database").SinkDsn.parse(self.dsn, os.environ)
-        held = substreams_module("package").Package.read(self.package)
-        found = held.resolve(self.network, self.pairs)
-        return place, found, found.choose(self.module)
+        package = substreams_module("package").Package.read(self.package)
+        resolved = package.resolve(self.network, self.pairs)
+        return place, resolved, resolved.choose(self.module)
 
     @property
     def pairs(self) -> dict[str, str]:
@@ -86,23 +86,23 @@ class Tables:
         bool, typer.Option("--disable-unique-constraints", help="Leave unique columns out.")
     ] = False
 
-    def target(self, place: Any, found: Any, chosen: str) -> tuple[Any, Any]:
+    def target(self, place: Any, package: Any, chosen: str) -> tuple[Any, Any]:
         """Return where the module's outputs go, and what decodes them."""
         left_out = {
             "foreign_keys": self.disable_foreign_keys,
             "primary_keys": self.disable_primary_keys,
             "unique": self.disable_unique_constraints,
         }
-        made: tuple[Any, Any] = substreams_module("sink").sink_target(
+        target: tuple[Any, Any] = substreams_module("sink").sink_target(
             place,
-            found,
+            package,
             chosen,
             history_table=self.history_table,
             cursors_table=self.cursors_table,
             bytes_encoding=self.bytes_encoding,
             without=[name for name, left in left_out.items() if left],
         )
-        return made
+        return target
 
 
 _SWITCHES = {"--skip-package-validation", "--disable-block-number-index"}
@@ -124,12 +124,12 @@ class RunCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Leave those flags out, and say which of them were given."""
         kept, left_out, rest = [], list[str](), iter(args)
-        for one in rest:
-            name, equals, _ = one.partition("=")
+        for argument in rest:
+            name, equals, _ = argument.partition("=")
             if name in _REFUSED:
                 raise InvalidOptionError(_REFUSED[name])
             if name not in _SWITCHES | _WITH_VALUES:
-                kept.append(one)
+                kept.append(argument)
                 continue
             left_out.append(name)
             if name in _WITH_VALUES and not equals:
@@ -158,19 +158,19 @@ def setup(
 
         headwater sink setup psql://localhost/chain usdc.spkg
     """
-    place, found, chosen = module.open()
-    config = found.sink_config
-    if found.puts_out_changes(chosen) and not system_tables_only:
+    place, package, chosen = module.open()
+    config = package.sink_config
+    if package.puts_out_changes(chosen) and not system_tables_only:
         if config is None or not config.schema.strip():
             raise InvalidOptionError("the package brings no statements that create its tables")
         run_schema = substreams_module("sink_database").run_schema
         count = run_schema(place, config.schema, forgiving=ignore_duplicate_table_errors)
         say(f"Ran {count} statements of the package.")
-    target, _ = tables.target(place, found, chosen)
-    target.bind(found.module_hash(chosen))
+    target, _ = tables.target(place, package, chosen)
+    target.bind(package.module_hash(chosen))
     target.recover()
     target.close()
-    say(f"Ready for {chosen} ({found.module_hash(chosen)}).", "green")
+    say(f"Ready for {chosen} ({package.module_hash(chosen)}).", "green")
 
 
 @app.command(cls=RunCommand)
@@ -251,10 +251,10 @@ def run(
     if module.module is not None and block_range is None and ":" in module.module:
         module.module, block_range = None, module.module
     start, stop = _range(block_range, start_block, stop_block)
-    place, found, chosen = module.open()
-    target, decoder = tables.target(place, found, chosen)
-    stream_id = found.module_hash(chosen)
-    if found.puts_out_changes(chosen) and place.kind != "clickhouse":
+    place, package, chosen = module.open()
+    target, decoder = tables.target(place, package, chosen)
+    stream_id = package.module_hash(chosen)
+    if package.puts_out_changes(chosen) and place.kind != "clickhouse":
         note = substreams_module("sink_database").check_cursors(
             place, tables.cursors_table, stream_id, on_module_hash_mismatch
         )
@@ -302,24 +302,24 @@ def info(
 
     headwater sink info usdc.spkg
     """
-    held = substreams_module("package").Package.read(package)
-    found = held.resolve(network, _pairs(params))
-    say(f"{found.name or 'a package'}, network {found.network or 'unknown'}")
-    for name in found.map_modules:
+    parsed = substreams_module("package").Package.read(package)
+    resolved = parsed.resolve(network, _pairs(params))
+    say(f"{resolved.name or 'a package'}, network {resolved.network or 'unknown'}")
+    for name in resolved.map_modules:
         say(
-            f"{name}: {found.output_type(name)} from block {found.initial_block(name)}, "
-            f"{found.module_hash(name)}"
+            f"{name}: {resolved.output_type(name)} from block {resolved.initial_block(name)}, "
+            f"{resolved.module_hash(name)}"
         )
 
 
-def _pairs(given: list[str] | None) -> dict[str, str]:
-    found = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
+def _pairs(texts: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InvalidOptionError("--params takes module=value", got=repr(one))
-        found[name] = value
-    return found
+            raise InvalidOptionError("--params takes module=value", got=repr(text))
+        pairs[name] = value
+    return pairs
 
 
 def _address(endpoint: str, plaintext: bool) -> str:
@@ -331,16 +331,16 @@ def _address(endpoint: str, plaintext: bool) -> str:
     return f"http://{endpoint}"
 
 
-def _range(given: str | None, start: str, stop: str) -> tuple[int | None, int | str | None]:
+def _range(block_range: str | None, start: str, stop: str) -> tuple[int | None, int | str | None]:
     """Read START:STOP; either may be left out. Flags say the same."""
-    if given is not None:
-        begin, colon, end = given.partition(":")
+    if block_range is not None:
+        begin, colon, end = block_range.partition(":")
         if not colon or (start or stop):
-            raise InvalidOptionError("a range is START:STOP, or two flags", got=repr(given))
+            raise InvalidOptionError("a range is START:STOP, or two flags", got=repr(block_range))
         start, stop = begin, end
-    for one in (start.removeprefix("-"), stop.removeprefix("+")):
-        if one and not one.isdecimal():
-            raise InvalidOptionError("a block is a number", got=repr(one))
+    for number in (start.removeprefix("-"), stop.removeprefix("+")):
+        if number and not number.isdecimal():
+            raise InvalidOptionError("a block is a number", got=repr(number))
     ends: int | str | None = stop if stop.startswith("+") else int(stop) if stop else None
     return int(start) if start else None, ends or None
 
@@ -356,11 +356,11 @@ def _read_ca(path: str) -> bytes | None:
         raise InvalidOptionError("--ca-file cannot be read", got=path, reason=error) from None
 
 
-def _headers(given: list[str] | None) -> dict[str, str]:
-    found = {}
-    for one in given or ():
-        name, colon, value = one.partition(":")
+def _headers(texts: list[str] | None) -> dict[str, str]:
+    headers = {}
+    for text in texts or ():
+        name, colon, value = text.partition(":")
         if not colon or not name.strip():
             raise InvalidOptionError("--header takes name:value")  # the value may be a secret
-        found[name.strip().lower()] = value.strip()
-    return found
+        headers[name.strip().lower()] = value.strip()
+    return headers

@@ -281,7 +281,7 @@ def dashboard(
 
         headwater dashboard localhost:9090 localhost:9091
     """
-    asked = [Pipeline(one) for one in pipelines]
+    asked = [Pipeline(address) for address in pipelines]
     with Dashboard(port, streams=lambda: ask_all(asked)) as page:
         say(f"dashboard: {page.url}")
         try:
@@ -333,10 +333,10 @@ class RemoteStream:
     def preview(self, rows: int = 5) -> dict[str, Any]:
         """Ask the pipeline for its latest rows."""
         try:
-            found = self._pipeline.get(f"/api/preview?{urlencode({'id': self._shown['id']})}")
+            tables = self._pipeline.get(f"/api/preview?{urlencode({'id': self._shown['id']})}")
         except (OSError, ValueError):
             return {}
-        return {name: several[:rows] for name, several in found.items()}
+        return {name: several[:rows] for name, several in tables.items()}
 
     def profiles(self) -> list[Any]:
         """Return nothing: profiles are shown by the pipeline itself."""
@@ -346,12 +346,12 @@ class RemoteStream:
 def ask_all(pipelines: Sequence[Pipeline]) -> Mapping[str, RemoteStream]:
     """Ask every pipeline for its streams; one that does not answer is shown as failed."""
     with ThreadPoolExecutor(max_workers=max(1, len(pipelines))) as pool:
-        return {one.id: one for several in pool.map(_ask, pipelines) for one in several}
+        return {stream.id: stream for several in pool.map(_ask, pipelines) for stream in several}
 
 
 def _ask(pipeline: Pipeline) -> list[RemoteStream]:
     try:
-        return [RemoteStream(pipeline, one) for one in pipeline.get("/api/streams")]
+        return [RemoteStream(pipeline, shown) for shown in pipeline.get("/api/streams")]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [RemoteStream(pipeline, _silent(str(error) or type(error).__name__))]
 

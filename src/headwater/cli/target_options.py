@@ -78,11 +78,11 @@ def takes(*groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., N
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def call(**given: Any) -> None:
+        def call(**options: Any) -> None:
             for name, group in named.items():
-                values = {one.name: given.pop(one.name) for one in fields(group)}
-                given[name] = group(**values)
-            command(**given)
+                values = {option.name: options.pop(option.name) for option in fields(group)}
+                options[name] = group(**values)
+            command(**options)
 
         own = get_type_hints(command, include_extras=True)
         parameters: list[Parameter] = []
@@ -92,8 +92,8 @@ def takes(*groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., N
             else:
                 kind = Parameter.KEYWORD_ONLY
                 parameters.append(parameter.replace(kind=kind, annotation=own[name]))
-        shared = {one.name for group in groups for one in fields(group)}
-        parameters.sort(key=lambda one: not (one.name in shared and _is_argument(one)))
+        shared = {option.name for group in groups for option in fields(group)}
+        parameters.sort(key=lambda option: not (option.name in shared and _is_argument(option)))
         call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {each.name: each.annotation for each in parameters}
         return call
@@ -105,12 +105,12 @@ def _parameters(group: type[Any]) -> list[Parameter]:
     hints = get_type_hints(group, include_extras=True)
     return [
         Parameter(
-            one.name,
+            option.name,
             Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if one.default is MISSING else one.default,
-            annotation=hints[one.name],
+            default=Parameter.empty if option.default is MISSING else option.default,
+            annotation=hints[option.name],
         )
-        for one in fields(group)
+        for option in fields(group)
     ]
 
 

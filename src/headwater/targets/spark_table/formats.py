@@ -60,8 +60,10 @@ class DeltaTable(StreamTable):
 
     def never_empty(self) -> list[str]:
         """Return partitions of text: readers find null where one is empty."""
-        texts = [one.name for one in self.columns if one.dataType.simpleString() == "string"]
-        return [one for one in self._partitions if one in texts]
+        texts = [
+            column.name for column in self.columns if column.dataType.simpleString() == "string"
+        ]
+        return [name for name in self._partitions if name in texts]
 
     def claimed(self) -> None:
         """Keep the last final block where it outlives the history."""
@@ -102,10 +104,12 @@ class DeltaTable(StreamTable):
 
     def _left(self) -> Record | None:
         """Return the record among the table's properties: history holds none any more."""
-        held = {
-            one["key"]: one["value"] for one in self._tables.sql(f"SHOW TBLPROPERTIES {self.name}")
+        properties = {
+            row["key"]: row["value"] for row in self._tables.sql(f"SHOW TBLPROPERTIES {self.name}")
         }
-        return Record.from_properties(json.loads(held[_FINAL])) if _FINAL in held else None
+        return (
+            Record.from_properties(json.loads(properties[_FINAL])) if _FINAL in properties else None
+        )
 
     def _try(self, record: Record, write: Write) -> bool:
         options = {
@@ -122,7 +126,7 @@ class DeltaTable(StreamTable):
             else:
                 self._tables.append(place, write.frame, options)
         except LakeStorageError as error:
-            if any(one in str(error) for one in _CONFLICT):
+            if any(text in str(error) for text in _CONFLICT):
                 return False
             raise
         newest, *_ = self._since_last()
@@ -130,12 +134,12 @@ class DeltaTable(StreamTable):
 
     def _since_last(self) -> list[Record]:
         """Return the records down to the one that was the newest; refuse rows of others since."""
-        found = []
-        for one in self._records():
-            found.append(one)
-            if one.is_whole or (self.last is not None and one.is_same(self.last)):
+        records = []
+        for record in self._records():
+            records.append(record)
+            if record.is_whole or (self.last is not None and record.is_same(self.last)):
                 break
-        return found
+        return records
 
 
 def _record_of(entry: dict[str, Any]) -> Record | None:
@@ -182,8 +186,8 @@ class IcebergTable(StreamTable):
     def _branches(self) -> list[tuple[int, str]]:
         """Return the branches of the stream's writers, each with its epoch."""
         own = re.compile(rf"headwater_{re.escape(slug(self._stream))}_(\d+)_[0-9a-f]+")
-        found = ((own.fullmatch(one), one) for one in self._refs)
-        return sorted((int(match[1]), name) for match, name in found if match)
+        matches = ((own.fullmatch(name), name) for name in self._refs)
+        return sorted((int(match[1]), name) for match, name in matches if match)
 
     def _records(self) -> Iterator[Record]:
         """Walk back from `main`. What is newer than the stream's commits must be rewritten files.
@@ -192,19 +196,19 @@ class IcebergTable(StreamTable):
         """
         self._tables.sql(f"REFRESH TABLE {self.name}")
         refs = self._tables.sql(f"SELECT name, snapshot_id FROM {self.name.of('refs')}")  # noqa: S608
-        self._refs = {one["name"]: one["snapshot_id"] for one in refs}
+        self._refs = {row["name"]: row["snapshot_id"] for row in refs}
         self._head, self._is_there = self._refs.get("main"), False
-        found = self._tables.sql(
+        rows = self._tables.sql(
             f"SELECT snapshot_id, parent_id, operation, summary FROM {self.name.of('snapshots')}"  # noqa: S608
         )
-        snapshots = {one["snapshot_id"]: one for one in found}
+        snapshots = {row["snapshot_id"]: row for row in rows}
         changed: list[str] = []
         came, at = False, self._head
-        while at is not None and (one := snapshots.get(at)) is not None:
-            at, record = one["parent_id"], Record.from_properties(one["summary"])
+        while at is not None and (snapshot := snapshots.get(at)) is not None:
+            at, record = snapshot["parent_id"], Record.from_properties(snapshot["summary"])
             if record is None and not came:
-                is_harmless = one["operation"] == "replace" or _BEGIN in one["summary"]
-                changed += [] if is_harmless else [one["operation"]]
+                is_harmless = snapshot["operation"] == "replace" or _BEGIN in snapshot["summary"]
+                changed += [] if is_harmless else [snapshot["operation"]]
             elif record is not None:
                 self._refuse(changed)
                 came = True
@@ -219,14 +223,16 @@ class IcebergTable(StreamTable):
         """
         branches = reversed(self._branches())
         heads = (snapshots.get(self._refs[name], {}).get("summary", {}) for _, name in branches)
-        found = fold(one for head in heads if (one := Record.from_properties(head)) is not None)
-        if found is None:
+        newest = fold(
+            record for head in heads if (record := Record.from_properties(head)) is not None
+        )
+        if newest is None:
             return None
-        if found.final == PipeState():
+        if newest.final == PipeState():
             raise StateMissingError(
                 "the snapshots of the stream have expired", stream=self._stream, table=self.name
             )
-        return found.at_final()
+        return newest.at_final()
 
     def _try(self, record: Record, write: Write) -> bool:
         branch = f"headwater_{slug(record.stream)}_{record.epoch}_{record.writer}"
@@ -244,7 +250,9 @@ class IcebergTable(StreamTable):
                 f"DELETE FROM {place} WHERE {quoted(BLOCK_NUMBER)} > {write.above}"  # noqa: S608
             )
         rows = self._tables.empty(self.columns) if write.frame is None else write.frame
-        said = {f"snapshot-property.{name}": one for name, one in record.to_properties().items()}
+        said = {
+            f"snapshot-property.{name}": value for name, value in record.to_properties().items()
+        }
         self._tables.append(place, rows, said)
         try:
             moved = self._tables.sql(

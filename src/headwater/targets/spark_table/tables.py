@@ -64,11 +64,11 @@ class Name:
         Raises:
             InvalidOptionError: it has fewer than three parts, or is none.
         """
-        given = str(text)
+        name = str(text)
         whole = rf"(?:{_PART.pattern})(?:\.(?:{_PART.pattern})){{2,}}"
-        if not re.fullmatch(whole, given):
+        if not re.fullmatch(whole, name):
             raise InvalidOptionError('a table is named "catalog.schema.table"', got=repr(text))
-        return cls(tuple((a.replace("``", "`") or b) for a, b in _PART.findall(given)))
+        return cls(tuple((a.replace("``", "`") or b) for a, b in _PART.findall(name)))
 
     def __str__(self) -> str:
         return ".".join(map(quoted, self.parts))
@@ -136,9 +136,9 @@ class Record:
     def next(self, state: PipeState, *, config: str | None = None, deletes: bool = False) -> Record:
         """Return the record of the next commit of the same writer; `self.state` is whole."""
         known = self.state.rollback_chain
-        new = tuple(one for one in state.rollback_chain if one.number > self.state.number)
+        new = tuple(cursor for cursor in state.rollback_chain if cursor.number > self.state.number)
         grows = bool(new) and state.rollback_chain == tuple(
-            one for one in (*known, *new) if one.number >= state.rollback_chain[0].number
+            cursor for cursor in (*known, *new) if cursor.number >= state.rollback_chain[0].number
         )
         is_short = grows and config is None and (self.number + 1) % WHOLE_EVERY != 0
         return Record(
@@ -174,7 +174,7 @@ class Record:
             return None
         check_format(said)
         try:
-            stream, epoch, state, number, writer = (said[one] for one in _KNOWN)
+            stream, epoch, state, number, writer = (said[name] for name in _KNOWN)
             return cls(
                 stream,
                 int(epoch),
@@ -206,10 +206,10 @@ def fold(records: Iterable[Record]) -> Record | None:
     newest: Record | None = None
     chain: Chain = ()
     config = None
-    for one in records:
-        newest = one if newest is None else newest
-        chain, config = (*one.state.rollback_chain, *chain), one.config
-        if one.is_whole:
+    for record in records:
+        newest = record if newest is None else newest
+        chain, config = (*record.state.rollback_chain, *chain), record.config
+        if record.is_whole:
             break
     if newest is None or newest.floor is None:
         return newest
@@ -243,14 +243,14 @@ class StreamTable(ABC):
             LakeForeignWriteError: it is another stream's, or others have changed rows.
             StateMissingError: nothing tells any more how far the stream was.
         """
-        self.last = found = fold(self._records())
-        if found is not None and found.stream != self._stream:
+        self.last = newest = fold(self._records())
+        if newest is not None and newest.stream != self._stream:
             raise LakeForeignWriteError(
-                "the table belongs to another stream", table=self.name, stream=found.stream
+                "the table belongs to another stream", table=self.name, stream=newest.stream
             )
-        if found is None and self._has_rows(-1):
+        if newest is None and self._has_rows(-1):
             raise LakeForeignWriteError("the table holds rows of no stream", table=self.name)
-        return found
+        return newest
 
     def claim(self, record: Record) -> bool:
         """Begin an epoch, in a commit that removes what lies above its block.
@@ -265,9 +265,9 @@ class StreamTable(ABC):
             if self._let_in(record, Write(above=record.state.number)):
                 self.last = record
                 return True
-            found = self.last
-            if found is not None and (known is None or not found.is_same(known)):
-                if found.epoch >= record.epoch:
+            newest = self.last
+            if newest is not None and (known is None or not newest.is_same(known)):
+                if newest.epoch >= record.epoch:
                     raise self._replaced()
                 return False
         raise self._restless()
@@ -296,12 +296,12 @@ class StreamTable(ABC):
             if self._try(record, write):
                 return True
         except (LakeStorageError, SparkTableError):
-            before, found = self.last, self.look()
-            if found is None or before is None or found.is_same(before):
+            before, newest = self.last, self.look()
+            if newest is None or before is None or newest.is_same(before):
                 raise
         else:
-            found = self.look()
-        return found is not None and found.is_same(record)
+            newest = self.look()
+        return newest is not None and newest.is_same(record)
 
     def _has_rows(self, above: int, within: str | None = None) -> bool:
         place = within or str(self.name)

@@ -66,8 +66,8 @@ def spark_table_target(
             columns of the first rows. Left out, tables that are missing are refused.
         id: the id of the stream in these tables, if it is another than the stream's own.
     """
-    given = {_ONLY: table} if isinstance(table, str) else dict(table)
-    if not given or len(set(given.values())) < len(given):
+    tables = {_ONLY: table} if isinstance(table, str) else dict(table)
+    if not tables or len(set(tables.values())) < len(tables):
         raise InvalidOptionError("each output has a table of its own", got=repr(table))
     if create is not None and create not in _FORMATS:
         raise InvalidOptionError(
@@ -75,7 +75,7 @@ def spark_table_target(
         )
     if id is not None and not id.strip():
         raise InvalidOptionError("a stream id cannot be blank", got=repr(id))
-    named = {output: Name.parse(one) for output, one in given.items()}
+    named = {output: Name.parse(name) for output, name in tables.items()}
     return SparkTableTarget(named, spark, create, id)
 
 
@@ -136,8 +136,8 @@ class SparkTableTarget:
         self.recover()
         with self._changing():
             writes = self._writes(batches, state)
-            for output, one in self._tables.items():
-                one.commit(writes.get(output, Write()), state)
+            for output, table in self._tables.items():
+                table.commit(writes.get(output, Write()), state)
             self._note(state)
 
     def roll_back(self, state: PipeState) -> None:
@@ -145,8 +145,8 @@ class SparkTableTarget:
         self.recover()
         self._record.state.check_reach(state)
         with self._changing():
-            for one in self._tables.values():
-                one.commit(Write(above=state.number), state)
+            for table in self._tables.values():
+                table.commit(Write(above=state.number), state)
             self._note(state)
 
     def close(self) -> None:
@@ -167,8 +167,8 @@ class SparkTableTarget:
         """Replace it. Without a table yet it comes with the first commit."""
         self.recover()
         with self._changing():
-            for one in self._tables.values():
-                one.commit(Write(), self._record.state, text)
+            for table in self._tables.values():
+                table.commit(Write(), self._record.state, text)
             self._note(self._record.state, text)
 
     # --- opening ----------------------------------------------------------------------------------
@@ -190,17 +190,19 @@ class SparkTableTarget:
                     table=name,
                 )
         for _ in range(ATTEMPTS):
-            found = [one for table in self._tables.values() if (one := table.look()) is not None]
-            self._record = min(found, key=_behind, default=self._first(""))
-            self._check_complete(len(found))
+            records = [
+                record for table in self._tables.values() if (record := table.look()) is not None
+            ]
+            self._record = min(records, key=_behind, default=self._first(""))
+            self._check_complete(len(records))
             epoch = 1 + max([table.epochs() for table in self._tables.values()], default=0)
-            if all(self._claim(one, epoch) for one in self._tables.values()):
+            if all(self._claim(table, epoch) for table in self._tables.values()):
                 return
         raise LakeWriterError("other starts begin all the time", stream=self._id)
 
-    def _check_complete(self, found: int) -> None:
+    def _check_complete(self, count: int) -> None:
         """Refuse tables of which one has lost its rows and its state; all have them, or none."""
-        if found < len(self._names) and self._record.state != PipeState():
+        if count < len(self._names) and self._record.state != PipeState():
             raise StateMissingError(
                 "a table of the stream is gone, or is new: a stream with an id of its own fills it",
                 stream=self._id,
@@ -215,8 +217,8 @@ class SparkTableTarget:
         """
         assert self._catalogs is not None, "the session is there"
         said = {
-            one["col_name"]: one["data_type"]
-            for one in self._catalogs.sql(f"DESCRIBE TABLE EXTENDED {name}")
+            row["col_name"]: row["data_type"]
+            for row in self._catalogs.sql(f"DESCRIBE TABLE EXTENDED {name}")
         }
         provider = str(said.get("Provider", said.get("Type", ""))).lower()
         if provider not in _FORMATS:
@@ -226,14 +228,14 @@ class SparkTableTarget:
                 table=name,
                 found=provider or "another kind",
             )
-        kinds = {one.name: one.dataType.simpleString() for one in columns}
+        kinds = {column.name: column.dataType.simpleString() for column in columns}
         if kinds.get(BLOCK_NUMBER) != "bigint":
             raise SparkTableError(
                 f"rows are undone by their {BLOCK_NUMBER}, a bigint",
                 table=name,
                 found=kinds.get(BLOCK_NUMBER, "no such column"),
             )
-        padded = [one for one, kind in said.items() if str(kind).startswith("char(")]
+        padded = [name for name, kind in said.items() if str(kind).startswith("char(")]
         if padded:
             raise SparkTableError("char(n) changes texts", table=name, columns=", ".join(padded))
         table = _FORMATS[provider](self._catalogs, name, columns, self._id)
@@ -324,10 +326,10 @@ class SparkTableTarget:
 
     def _note(self, state: PipeState, config: str | None = None) -> None:
         """Note what is stored now."""
-        held = self._record
+        record = self._record
         self._record = Record(
-            self._id, held.epoch, held.number, self._writer, state,
-            config=held.config if config is None else config,
+            self._id, record.epoch, record.number, self._writer, state,
+            config=record.config if config is None else config,
         )  # fmt: skip
 
     @contextmanager
