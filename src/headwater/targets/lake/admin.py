@@ -71,32 +71,32 @@ class LakeAdmin(Admin, Generic[File]):
 
     def streams(self) -> list[StreamStatus]:
         """Return all streams that have stored something here."""
-        found = []
+        streams = []
         with self._lakes() as lakes:
             for _, tables in sorted(lakes.items()):
                 stored = tables.load()
                 if stored is None or stored.is_forgotten:
                     continue
-                names = [self.shown(one) for one in tables.open]
-                shown = sorted(one for one in names if one is not None)
-                status = (TableStatus(one, self.undo, own_rows=self.own_rows) for one in shown)
-                found.append(StreamStatus(stored.stream_id, stored.state, tuple(status)))
-        return found
+                names = [self.shown(name) for name in tables.open]
+                shown = sorted(name for name in names if name is not None)
+                status = (TableStatus(name, self.undo, own_rows=self.own_rows) for name in shown)
+                streams.append(StreamStatus(stored.stream_id, stored.state, tuple(status)))
+        return streams
 
     def read_blocks(self, stream_id: str, table: str, first: int, last: int) -> BlockRows:
         """Return the rows of a table that are of these blocks."""
-        names = [one.name for one in find_stream(self.streams(), stream_id).tables]
-        found = [one for one in names if one == table or one.rpartition(".")[2] == table]
-        if len(found) != 1:
+        names = [status.name for status in find_stream(self.streams(), stream_id).tables]
+        matches = [name for name in names if name == table or name.rpartition(".")[2] == table]
+        if len(matches) != 1:
             raise VerifyError(
                 "there is no such table of the stream", table=table, tables=", ".join(names)
             )
-        with self._table(stream_id, found[0]) as held:
-            if BLOCK_NUMBER not in held.columns.names:
+        with self._table(stream_id, matches[0]) as lake_table:
+            if BLOCK_NUMBER not in lake_table.columns.names:
                 raise VerifyError(
                     "no column with the number of the block", table=table, column=BLOCK_NUMBER
                 )
-            rows = held.rows_of(first, last)
+            rows = lake_table.rows_of(first, last)
         if pa.types.is_string(rows.schema.field(BLOCK_NUMBER).type):  # an integer of changes
             at = rows.column_names.index(BLOCK_NUMBER)
             rows = rows.set_column(at, BLOCK_NUMBER, rows[BLOCK_NUMBER].cast(pa.int64()))
@@ -107,23 +107,23 @@ class LakeAdmin(Admin, Generic[File]):
 
     def read_table(self, stream_id: str, table: str) -> pa.Table:
         """Return all rows of a table. An aggregate has one row per key."""
-        with self._table(stream_id, table) as found:
-            return found.read(list(found.live().values()))
+        with self._table(stream_id, table) as lake_table:
+            return lake_table.read(list(lake_table.live().values()))
 
     def maintain(self, stream_id: str | None, settings: LakeSettings) -> dict[str, dict[str, int]]:
         """Do all maintenance of the tables of all streams, or of one; return what was done."""
         with self._lakes() as lakes:
-            wanted = [one for one in lakes if stream_id in (None, one)]
-            return {one: maintain_stream(lakes[one], settings) for one in wanted}
+            wanted = [stream for stream in lakes if stream_id in (None, stream)]
+            return {stream: maintain_stream(lakes[stream], settings) for stream in wanted}
 
     def moment(self, stream_id: str) -> LakeMoment:
         """Read the state, then the tables, then whether the chain has forked meanwhile."""
         find_stream(self.streams(), stream_id)
         with self._lakes() as lakes:
             for _ in range(ATTEMPTS):
-                found = self.ends_in(lakes[stream_id])
-                if found is not None:
-                    return found
+                moment = self.ends_in(lakes[stream_id])
+                if moment is not None:
+                    return moment
         raise LakeForeignWriteError("the chain forks all the time", stream=stream_id)
 
     def move(
@@ -176,8 +176,8 @@ class LakeAdmin(Admin, Generic[File]):
         with self._lakes() as lakes:
             lakes[stream_id].load()
             tables = lakes[stream_id].open.items()
-            (found,) = (one for own, one in tables if self.shown(own) == name)
-            yield found
+            (table,) = (table for own, table in tables if self.shown(own) == name)
+            yield table
 
     # --- what each format does in its own way -----------------------------------------------------
 
@@ -232,7 +232,7 @@ class _Side:
 
 def rooms_of(columns: pa.Schema) -> dict[str, Room]:
     """Return what the columns of a lake table can hold."""
-    return {one.name: lake_room(str(one.type)) for one in columns}
+    return {column.name: lake_room(str(column.type)) for column in columns}
 
 
 def lake_moment(
@@ -250,15 +250,15 @@ def lake_moment(
         NothingStoredError: the stream has not committed anything yet.
         LakeForeignWriteError: the chain forks whenever it looks.
     """
-    given: Any = dict(place) if isinstance(place, Mapping) else Place.of(place, options)
-    kind = "iceberg" if isinstance(given, dict) else kind_of_lake(given)
-    if kind == "iceberg" and isinstance(given, Place):
-        given = str(place)
-    admin: LakeAdmin[Any] = import_extra(kind, "ADMIN", ".target")(given)
-    found = [stream_id] if stream_id else [one.id for one in admin.streams()]
-    if len(found) != 1:
-        raise LakePathError("name one of the streams", streams=", ".join(found) or "none")
-    return admin.moment(found[0])
+    address: Any = dict(place) if isinstance(place, Mapping) else Place.of(place, options)
+    kind = "iceberg" if isinstance(address, dict) else kind_of_lake(address)
+    if kind == "iceberg" and isinstance(address, Place):
+        address = str(place)
+    admin: LakeAdmin[Any] = import_extra(kind, "ADMIN", ".target")(address)
+    ids = [stream_id] if stream_id else [stream.id for stream in admin.streams()]
+    if len(ids) != 1:
+        raise LakePathError("name one of the streams", streams=", ".join(ids) or "none")
+    return admin.moment(ids[0])
 
 
 def kind_of_lake(address: str | Place) -> str:
@@ -271,7 +271,7 @@ def kind_of_lake(address: str | Place) -> str:
     if place.is_local and (place.local_path / "catalog.db").exists():
         return "iceberg"
     folders = place.folders()
-    if any("_delta_log" in place.under(one).folders() for one in folders if one[0] != "_"):
+    if any("_delta_log" in place.under(folder).folders() for folder in folders if folder[0] != "_"):
         return "delta"
     if "_headwater" in folders:
         return "parquet"

@@ -38,7 +38,7 @@ def lake_schema(schema: pa.Schema) -> pa.Schema:
         LakeSchemaError: a type has no place in a lake table, or two columns differ only by case.
     """
     names = [field.name.lower() for field in schema]
-    twice = sorted({one for one in names if names.count(one) > 1})
+    twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise LakeSchemaError("columns differ only by case", columns=", ".join(twice))
     return pa.schema([pa.field(field.name, lake_type(field.type, field.name)) for field in schema])
@@ -64,7 +64,9 @@ def lake_type(kind: pa.DataType, column: str) -> pa.DataType:
     if types.is_list(kind) or types.is_large_list(kind):
         return pa.list_(pa.field("element", lake_type(kind.value_type, f"{column}[]")))
     if types.is_struct(kind):
-        fields = [pa.field(one.name, lake_type(one.type, f"{column}.{one.name}")) for one in kind]
+        fields = [
+            pa.field(field.name, lake_type(field.type, f"{column}.{field.name}")) for field in kind
+        ]
         return pa.struct(fields)
     raise LakeSchemaError("lake tables have no such type", column=column, type=str(kind))
 
@@ -112,10 +114,10 @@ def fitting(
 ) -> Fitting:
     """Plan how rows of a frame are made to fit into a table, before they are conformed."""
     rooms = {
-        one.name: replace(
-            lake_room(str(one.type)), unique=one.name in key, required=not one.nullable
+        field.name: replace(
+            lake_room(str(field.type)), unique=field.name in key, required=not field.nullable
         )
-        for one in held
+        for field in held
     }
     return Fitting.plan(frame, rooms, policy, LakeSchemaError, "block_number", block)
 
@@ -138,7 +140,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return rows with exactly the columns of a schema."""
-    return pa.Table.from_batches([conform(one, schema) for one in rows.to_batches()], schema)
+    return pa.Table.from_batches([conform(batch, schema) for batch in rows.to_batches()], schema)
 
 
 def _cast(values: pa.Array, field: pa.Field) -> pa.Array:
@@ -164,7 +166,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if types.is_list(kind) or types.is_large_list(kind):
         return pa.list_(pa.field("element", _plain(kind.value_type)))
     if types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _plain(one.type)) for one in kind])
+        return pa.struct([pa.field(field.name, _plain(field.type)) for field in kind])
     return _OTHER.get(kind, kind)
 
 
@@ -175,24 +177,24 @@ def as_of_today(rows: pa.Table, columns: pa.Schema) -> pa.Table:
     list of a list of structs that is null, so that rows would change as files are rewritten.
     """
     rows = rows.combine_chunks()
-    made = [_fitted(rows.columns, list(rows.schema), one, rows.num_rows) for one in columns]
-    return pa.Table.from_arrays(made, schema=columns)
+    arrays = [_fitted(rows.columns, list(rows.schema), field, rows.num_rows) for field in columns]
+    return pa.Table.from_arrays(arrays, schema=columns)
 
 
 def _fitted(
     values: list[pa.ChunkedArray], held: list[pa.Field], wanted: pa.Field, count: int
 ) -> pa.Array:
     """Return the values of a field among those that a file holds; null where it has none."""
-    for array, one in zip(values, held, strict=True):
-        if _is_same(one, wanted):
+    for array, field in zip(values, held, strict=True):
+        if _is_same(field, wanted):
             whole = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
-            return _nested(whole, one.type, wanted.type)
+            return _nested(whole, field.type, wanted.type)
     return pa.nulls(count, wanted.type)
 
 
 def _is_same(held: pa.Field, wanted: pa.Field) -> bool:
     """Tell whether two fields are one: by their ids, or by name in files of who writes no ids."""
-    mine, other = ((one.metadata or {}).get(_FIELD_ID) for one in (held, wanted))
+    mine, other = ((field.metadata or {}).get(_FIELD_ID) for field in (held, wanted))
     by_name = mine is None or other is None
     return bool(held.name == wanted.name if by_name else mine == other)
 
@@ -203,7 +205,7 @@ def _nested(values: pa.Array, held: pa.DataType, wanted: pa.DataType) -> pa.Arra
     types = pa.types
     if types.is_struct(wanted):
         parts = [values.field(place) for place in range(held.num_fields)]
-        fields = [_fitted(parts, list(held), one, len(values)) for one in wanted]
+        fields = [_fitted(parts, list(held), field, len(values)) for field in wanted]
         return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=values.is_null())
     if types.is_list(wanted):
         items = _nested(values.values, held.value_type, wanted.value_type)

@@ -107,7 +107,7 @@ class FilePlan:
         files = self.write(batches, part, tally)
         if tally:
             files.append(WrittenFile(part, "", 0, 0, -1, -1, "", b"", tally.dump()))
-        rows = [one._asdict() for one in files]
+        rows = [file._asdict() for file in files]
         if rows:
             yield pa.RecordBatch.from_pylist(rows, schema=_RECEIPT)
 
@@ -138,9 +138,9 @@ class ValueSplit:
 
     def __call__(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield the rows of each combination of values."""
-        found = pa.Table.from_batches([rows]).group_by(list(self.columns)).aggregate([])
-        for one in found.to_pylist():
-            empty = [name for name in self.columns if one[name] == ""]
+        groups = pa.Table.from_batches([rows]).group_by(list(self.columns)).aggregate([])
+        for group in groups.to_pylist():
+            empty = [name for name in self.columns if group[name] == ""]
             if empty:
                 raise LakeSchemaError(
                     "a partition holds no empty text: readers would find null",
@@ -148,11 +148,11 @@ class ValueSplit:
                 )
             mine = [
                 pc.is_null(rows.column(name))
-                if one[name] is None
-                else pc.fill_null(pc.equal(rows.column(name), one[name]), False)
+                if group[name] is None
+                else pc.fill_null(pc.equal(rows.column(name), group[name]), False)
                 for name in self.columns
             ]
-            key = json.dumps([partition_text(one[name]) for name in self.columns])
+            key = json.dumps([partition_text(group[name]) for name in self.columns])
             yield key, rows.filter(reduce(pc.and_, mine))
 
 
@@ -171,19 +171,19 @@ def write_distributed(
     Raises:
         LakePathError: executors write to a disk that is not the driver's.
     """
-    told = [WrittenFile(**one) for one in rows.run(plan, _RECEIPT).to_pylist()]
-    found = [one for one in told if one.name]
+    receipts = [WrittenFile(**receipt) for receipt in rows.run(plan, _RECEIPT).to_pylist()]
+    written = [receipt for receipt in receipts if receipt.name]
     altered = Tally() if tally is None else tally
-    for one in told:
-        altered.add(Tally.load(one.altered))
-    for one in found:
-        if not plan.place.is_seen(one.name):
+    for receipt in receipts:
+        altered.add(Tally.load(receipt.altered))
+    for receipt in written:
+        if not plan.place.is_seen(receipt.name):
             raise LakePathError(
                 "an executor has written a file that the driver does not find: a local path is a "
                 "directory of each machine",
-                file=plan.place.uri_of(one.name),
+                file=plan.place.uri_of(receipt.name),
             )
-    return sorted(found, key=lambda one: (one.part, one.name))
+    return sorted(written, key=lambda receipt: (receipt.part, receipt.name))
 
 
 def repeating_columns(rows: pa.Table) -> list[str]:
@@ -193,20 +193,20 @@ def repeating_columns(rows: pa.Table) -> list[str]:
     takes as long as writing them. Columns of columns get one in any case.
     """
     sample = rows.slice(0, _SAMPLE_ROWS)
-    found: list[str] = []
-    for one in sample.schema:
-        if pa.types.is_nested(one.type):
-            found += _leaves(one.name, one.type)
-        elif 2 * pc.count_distinct(sample[one.name]).as_py() <= max(sample.num_rows, 2):
-            found.append(one.name)
-    return found
+    names: list[str] = []
+    for column in sample.schema:
+        if pa.types.is_nested(column.type):
+            names += _leaves(column.name, column.type)
+        elif 2 * pc.count_distinct(sample[column.name]).as_py() <= max(sample.num_rows, 2):
+            names.append(column.name)
+    return names
 
 
 def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
     """Yield the columns of a nested column, as Parquet names them."""
     if pa.types.is_struct(kind):
-        for one in kind:
-            yield from _leaves(f"{path}.{one.name}", one.type)
+        for column in kind:
+            yield from _leaves(f"{path}.{column.name}", column.type)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         yield from _leaves(f"{path}.list.element", kind.value_type)
     else:
@@ -332,9 +332,9 @@ class _OpenFile:
         )
 
     def discard(self) -> None:
-        for one in (self._writer, self._sink):
-            if one is not None:
-                one.close()
+        for handle in (self._writer, self._sink):
+            if handle is not None:
+                handle.close()
 
     def _note_blocks(self, rows: pa.RecordBatch) -> None:
         name = self._plan.block_column

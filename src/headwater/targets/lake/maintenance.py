@@ -84,10 +84,12 @@ class Maintenance(Generic[File]):
         done, author = 0, Author(slug(self.stored.stream_id), self.stored.epoch, self._outside)
         for old in self._bins(table, settings):
             ends = [blocks_of(path) for path in old]
-            stem = window_stem(author, min(one[0] for one in ends), max(one[1] for one in ends))
+            stem = window_stem(
+                author, min(first for first, _ in ends), max(last for _, last in ends)
+            )
             plan = table.plan(table.columns, stem)
             batches = (
-                batch for one in old.values() for batch in table.read([one]).to_batches(ROWS)
+                batch for file in old.values() for batch in table.read([file]).to_batches(ROWS)
             )
             self.announce(f"compact {table.name}")
             new = dict(map(table.data_file, plan.write(batches)))
@@ -109,29 +111,29 @@ class Maintenance(Generic[File]):
                 groups.setdefault(group, []).append(path)
         room = settings.compact_bytes if self.bounded else 1 << 62
         for paths in groups.values():
-            held: dict[str, File] = {}
+            files: dict[str, File] = {}
             size = 0
             for path in paths:
                 more = table.size_of(live[path])
                 if more > room:
                     break
                 if size + more > settings.bin_bytes:
-                    if len(held) >= settings.compact_files:
-                        yield held
-                    held, size = {}, 0
-                held[path] = live[path]
+                    if len(files) >= settings.compact_files:
+                        yield files
+                    files, size = {}, 0
+                files[path] = live[path]
                 size, room = size + more, room - more
-            if len(held) >= settings.compact_files:
-                yield held
+            if len(files) >= settings.compact_files:
+                yield files
 
     def _sweep(self, table: LakeTable[File]) -> int:
         aged = table.aged(self.settings)
         kept = set(map(file_name, table.named(self.stored, outside=self._outside)))
         sweeper = Sweeper(self.stored.stream_id, table.epoch, not self._outside)
-        free = [one for one in aged if sweeper.is_own(one) and file_name(one) not in kept]
+        free = [name for name in aged if sweeper.is_own(name) and file_name(name) not in kept]
         self._check()
         rested = table.rested(free, self.settings)
-        gone = [one for one in rested if sweeper.may_delete(one, was_removed=aged[one])]
+        gone = [name for name in rested if sweeper.may_delete(name, was_removed=aged[name])]
         self._check()
         for name in gone:
             self.announce(f"sweep {table.name}")

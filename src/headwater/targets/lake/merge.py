@@ -65,13 +65,13 @@ def apply_changes(
     tx: Any, tables: Iterable[TableSchema], frame: Any, block: int, hot: bool
 ) -> None:
     """Apply a table of changes. Called by `Tx.apply`, for each batch."""
-    known = {one.name: one for one in tables}
+    known = {schema.name: schema for schema in tables}
     folded = fold(check(frame, list(known.values())), finalized=None if hot else block)
-    shapes = {name: _shape(one) for name, one in known.items()}
+    shapes = {name: _shape(schema) for name, schema in known.items()}
     for changes in Rounds(shapes).by_key(folded):
-        for one in changes:
-            schema = known[one.shape.name]
-            tx.merge(schema.name, columns_of(schema), schema.key, one)
+        for table_changes in changes:
+            schema = known[table_changes.shape.name]
+            tx.merge(schema.name, columns_of(schema), schema.key, table_changes)
 
 
 def add_aggregates(tx: Any, plans: Iterable[Plan], data: Mapping[str, Any], block: int) -> None:
@@ -83,11 +83,11 @@ def add_aggregates(tx: Any, plans: Iterable[Plan], data: Mapping[str, Any], bloc
             continue
         kinds: dict[str, ColumnType] = {}
         fields = []
-        for one in columns.schema:
-            is_number = columns.numeric.get(one.name, False)
-            kinds[one.name] = "decimal" if is_number else _kind(one.type)
-            is_long = one.name in columns.long
-            fields.append(one.with_type(pa.decimal128(38, 0)) if is_long else one)
+        for field in columns.schema:
+            is_number = columns.numeric.get(field.name, False)
+            kinds[field.name] = "decimal" if is_number else _kind(field.type)
+            is_long = field.name in columns.long
+            fields.append(field.with_type(pa.decimal128(38, 0)) if is_long else field)
         shape = _shape(TableSchema(plan.table, plan.key, kinds))
         changes = delta_changes(plan, delta, shape, columns, block)
         tx.merge(plan.table, pa.schema(fields), plan.key, changes)
@@ -142,17 +142,17 @@ def merged(changes: TableChanges, table: LakeTable[Any], before: pa.Table) -> pa
     mine = replace(changes, frame=frame.filter(pa.array(keeps)))
     columns = []
     for field in table.columns:
-        held = one_array(before[field.name]).take(old)
+        values = one_array(before[field.name]).take(old)
         if field.name in shape.key:
             at = shape.key.index(field.name)
             columns.append(_typed(one_array(mine.frame[f"key_{at}"]), field))
         elif field.name in changes.steps:
-            columns.append(_stepped(mine, field, held))
+            columns.append(_stepped(mine, field, values))
         else:
-            columns.append(held)
+            columns.append(values)
     unchanged = _untouched(before, places, there & (kinds != ABSENT))
-    made = pa.table(columns, names=table.columns.names)
-    return made if not unchanged.num_rows else _joined(made, unchanged)
+    rows = pa.table(columns, names=table.columns.names)
+    return rows if not unchanged.num_rows else _joined(rows, unchanged)
 
 
 def _joined(made: pa.Table, unchanged: pa.Table) -> pa.Table:
@@ -211,17 +211,19 @@ def _stepped(changes: TableChanges, field: pa.Field, held: pa.Array) -> pa.Array
         )
     value = text_column(held, name)
     if SET in steps:
-        given = pc.fill_null(operand(GIVEN), False) if GIVEN in steps else pc.is_valid(operand(SET))
-        value = pc.if_else(given, operand(SET), value)
+        is_given = (
+            pc.fill_null(operand(GIVEN), False) if GIVEN in steps else pc.is_valid(operand(SET))
+        )
+        value = pc.if_else(is_given, operand(SET), value)
     if FILL in steps:
         value = pc.coalesce(value, operand(FILL))
     for step in (ADD, RAISE, LOWER):
         if step in steps and kind in _NUMBERS:
             value = _reduced(value, operand(step), _REDUCED[step])
         elif step in steps:
-            one, other = _typed(value, field), _typed(operand(step), field)
-            better = pc.greater(one, other) if step == RAISE else pc.less(one, other)
-            value = text_column(pc.coalesce(pc.if_else(better, one, other), one, other), name)
+            mine, other = _typed(value, field), _typed(operand(step), field)
+            better = pc.greater(mine, other) if step == RAISE else pc.less(mine, other)
+            value = text_column(pc.coalesce(pc.if_else(better, mine, other), mine, other), name)
     return _typed(value, field)
 
 
@@ -250,9 +252,9 @@ def _typed(texts: pa.Array, field: pa.Field) -> pa.Array:
         if types.is_decimal(kind):
             return texts.cast(pa.decimal256(76, kind.scale))
         if types.is_binary(kind):
-            given = texts.to_pylist()
+            values = texts.to_pylist()
             return pa.array(
-                [None if one is None else bytes.fromhex(one[2:]) for one in given], kind
+                [None if text is None else bytes.fromhex(text[2:]) for text in values], kind
             )
         if types.is_timestamp(kind) and kind.tz is None:
             texts = pc.replace_substring_regex(texts, r"(Z|[+-]00:?00)$", "")

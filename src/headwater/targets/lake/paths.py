@@ -63,7 +63,7 @@ def coded_full_disk() -> Iterator[None]:
     except HeadwaterError:
         raise
     except Exception as error:
-        said = [line for line in str(error).splitlines() if any(one in line for one in _FULL)]
+        said = [line for line in str(error).splitlines() if any(phrase in line for phrase in _FULL)]
         if not said:
             raise
         raise LakeDiskFullError("no room is left", reason=said[0].strip()[:200]) from error
@@ -146,8 +146,8 @@ class Place:
         if not parts.netloc:
             raise LakePathError("the path names no bucket or host", scheme=parts.scheme)
         check_spelling(text)
-        given = tuple(sorted((str(k), str(v)) for k, v in (options or {}).items()))
-        return cls(text.rstrip("/"), Secret(given))
+        pairs = tuple(sorted((str(k), str(v)) for k, v in (options or {}).items()))
+        return cls(text.rstrip("/"), Secret(pairs))
 
     def __str__(self) -> str:
         return self.uri
@@ -237,19 +237,21 @@ class Place:
     def folders(self) -> list[str]:
         """Return the names of the directories in this one; none if it does not exist."""
         chosen = fs.FileSelector(self.path_of(), allow_not_found=True)
-        found = self.filesystem.get_file_info(chosen)
-        return [one.base_name for one in found if one.type == fs.FileType.Directory]
+        entries = self.filesystem.get_file_info(chosen)
+        return [entry.base_name for entry in entries if entry.type == fs.FileType.Directory]
 
     def files(self, name: str = "") -> Iterator[FoundFile]:
         """Yield the files in a directory and all below it; none if it does not exist."""
         path = self.path_of(name)
         chosen = fs.FileSelector(path, allow_not_found=True, recursive=True)
         start = len(self.path_of()) + 1
-        for one in self.filesystem.get_file_info(chosen):
-            if one.type == fs.FileType.File:
-                written = 0.0 if one.mtime is None else one.mtime.timestamp()
-                path = one.path if one.path.startswith(self.path_of()) else one.path.lstrip("/")
-                yield FoundFile(path[start:], int(one.size or 0), written)
+        for entry in self.filesystem.get_file_info(chosen):
+            if entry.type == fs.FileType.File:
+                written = 0.0 if entry.mtime is None else entry.mtime.timestamp()
+                path = (
+                    entry.path if entry.path.startswith(self.path_of()) else entry.path.lstrip("/")
+                )
+                yield FoundFile(path[start:], int(entry.size or 0), written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,17 +307,17 @@ def sync_directory(path: Path) -> None:
 
 @lru_cache(maxsize=16)
 def _filesystem(scheme: str, options: Secret[tuple[tuple[str, str], ...]]) -> fs.FileSystem:
-    given = dict(options.reveal())
+    revealed = dict(options.reveal())
     if scheme == "file":
         return fs.LocalFileSystem()
     if scheme in _S3:
-        return _s3(given)
+        return _s3(revealed)
     try:
         import fsspec  # type: ignore[import-untyped]
 
-        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme, **given)))
+        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme, **revealed)))
     except (ImportError, ValueError, TypeError) as error:
-        reason = type(error).__name__ if given else str(error)
+        reason = type(error).__name__ if revealed else str(error)
         raise LakePathError("no file system for this path", scheme=scheme, reason=reason) from None
 
 

@@ -21,7 +21,7 @@ _TRANSFORM = re.compile(r"\s*(?:(\w+)\s*\(\s*(?:(\d+)\s*,\s*)?([^(),]+?)\s*\)|([
 _PIECES = re.compile(r",(?![^(]*\))")
 _SIZED = ("bucket", "truncate")
 _TIMES = {"year": "year", "month": "month", "day": "day", "hour": "hour"}
-_TIMES |= {f"{one}s": one for one in _TIMES}
+_TIMES |= {f"{unit}s": unit for unit in _TIMES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Table:
     def of(cls, name: str, **options: Any) -> Self:
         """Return what `table` declares."""
         texts = _PIECES.split(options.get("partition_by", ""))
-        options["partition_by"] = tuple(_partition(one) for one in texts if one.strip())
+        options["partition_by"] = tuple(_partition(text) for text in texts if text.strip())
         return cls(name, **options)
 
 
@@ -63,9 +63,9 @@ Declared = str | TableOptions | TableSchema | Table
 
 
 def _partition(text: str) -> Partition:
-    found = _TRANSFORM.fullmatch(text)
-    if found is not None:
-        name, width, column, plain = found.groups()
+    match = _TRANSFORM.fullmatch(text)
+    if match is not None:
+        name, width, column, plain = match.groups()
         if plain is not None:
             return Partition(plain)
         name = name.lower()
@@ -97,22 +97,25 @@ def declared_tables(
     """
     if on_data is not None and tables is None:
         raise InvalidOptionError("on_data is given, but not the tables that it writes")
-    given = tables or ()
-    if isinstance(given, Iterable) and not isinstance(given, str | Table | TableOptions):
-        given = [
-            Table(one.name, tuple(one.key), schema=one) if isinstance(one, TableSchema) else one
-            for one in given
+    declared = tables or ()
+    if isinstance(declared, Iterable) and not isinstance(declared, str | Table | TableOptions):
+        declared = [
+            Table(table.name, tuple(table.key), schema=table)
+            if isinstance(table, TableSchema)
+            else table
+            for table in declared
         ]
-    found = declare_tables(given, Table)
-    known = {one.name for one in found}
-    found += [Table(one.table, one.key) for one in plans if one.table not in known]
-    for one in found:
-        unknown = [name for name in without if getattr(one, name)]
+    lake_tables = declare_tables(declared, Table)
+    known = {table.name for table in lake_tables}
+    lake_tables += [Table(plan.table, plan.key) for plan in plans if plan.table not in known]
+    for table in lake_tables:
+        unknown = [name for name in without if getattr(table, name)]
         if unknown:
             raise InvalidOptionError(
-                f"table {one.name} asks for what this target cannot do", unknown=", ".join(unknown)
+                f"table {table.name} asks for what this target cannot do",
+                unknown=", ".join(unknown),
             )
-    return {one.name: one for one in found}
+    return {table.name: table for table in lake_tables}
 
 
 def check_folder_name(name: str) -> None:
@@ -234,9 +237,9 @@ class Rollover:
 
     def __post_init__(self) -> None:
         for name in ("bytes", "rows", "blocks"):
-            given = getattr(self, name)
-            if given is not None and (type(given) is not int or given < 1):
-                raise InvalidOptionError(f"rollover: {name} is a whole number from 1", got=given)
+            limit = getattr(self, name)
+            if limit is not None and (type(limit) is not int or limit < 1):
+                raise InvalidOptionError(f"rollover: {name} is a whole number from 1", got=limit)
         seconds = self.seconds
         if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):
             raise InvalidOptionError("rollover: seconds is a number above 0", got=repr(seconds))

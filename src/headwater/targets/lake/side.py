@@ -53,35 +53,35 @@ class SideFiles:
 
     def open(self, tables: Sequence[SideTable]) -> None:
         """Take the tables that the stream wants to keep; files are made with their first rows."""
-        self._tables = {one.name: check_side_table(one) for one in tables}
+        self._tables = {table.name: check_side_table(table) for table in tables}
 
     def add(self, files: Files, rows: Mapping[str, Any]) -> Files:
         """Return files with more rows; those whose key is there already stay as they are."""
-        made = dict(files)
+        grown = dict(files)
         for name, frame in rows.items():
             new = side_rows(self._table(name), frame)
             if not new.num_rows:
                 continue
-            held = made.get(name, ())
+            table_files = grown.get(name, ())
             numbers = pc.min_max(new.column(KEY[0])).as_py()
-            near = [one for one in held if numbers["min"] <= one.last]
+            near = [file for file in table_files if numbers["min"] <= file.last]
             if near:
-                keys = pa.concat_tables(self._read(one).select(KEY) for one in near)
+                keys = pa.concat_tables(self._read(file).select(KEY) for file in near)
                 new = new.join(keys, list(KEY), join_type="left anti")
                 new = side_rows(self._table(name), new)
-            made[name] = self._grown(name, held, new)
-        return made
+            grown[name] = self._grown(name, table_files, new)
+        return grown
 
     def remove_above(self, files: Files, number: int) -> Files:
         """Return files without the rows above a block."""
         return {
             name: self._rewritten(
                 name,
-                held,
-                [one for one in held if one.last > number],
+                table_files,
+                [file for file in table_files if file.last > number],
                 lambda rows: rows.filter(pc.field(KEY[0]) <= number),
             )
-            for name, held in files.items()
+            for name, table_files in files.items()
         }
 
     def settle(
@@ -89,11 +89,11 @@ class SideFiles:
     ) -> Files:
         """Return files without the rows of a table up to a key, and with the rows that moved."""
         self._table(name)
-        held = files.get(name, ())
+        table_files = files.get(name, ())
         kept = self._rewritten(
             name,
-            held,
-            [one for one in held if one.first <= up_to[0]],
+            table_files,
+            [file for file in table_files if file.first <= up_to[0]],
             lambda rows: rows.filter(after_key(rows, up_to)),
         )
         return self.add({**files, name: kept}, moved)
@@ -109,10 +109,10 @@ class SideFiles:
         """Return rows in the order of their keys."""
         schema = self._table(name).columns
         wanted = [
-            one
-            for one in files.get(name, ())
-            if (up_to_block is None or one.first <= up_to_block)
-            and (after is None or one.last >= after[0])
+            file
+            for file in files.get(name, ())
+            if (up_to_block is None or file.first <= up_to_block)
+            and (after is None or file.last >= after[0])
         ]
         rows = pa.concat_tables([schema.empty_table(), *map(self._read, wanted)])
         if after is not None:
@@ -123,11 +123,11 @@ class SideFiles:
 
     def discard(self, before: Files, after: Files) -> None:
         """Delete the files that a stored state has ceased to name."""
-        kept = {one.name for held in after.values() for one in held}
-        for one in (one for held in before.values() for one in held):
-            if one.name not in kept:
-                self._cache.pop(one.name, None)
-                self._place.delete(one.name)
+        kept = {file.name for table_files in after.values() for file in table_files}
+        for file in (file for table_files in before.values() for file in table_files):
+            if file.name not in kept:
+                self._cache.pop(file.name, None)
+                self._place.delete(file.name)
 
     def sweep(self, files: Files) -> int:
         """Delete files of earlier epochs that the state does not name; return how many they were.
@@ -135,40 +135,40 @@ class SideFiles:
         `files` are those of a state that this epoch has taken over: no later state names others of
         earlier epochs.
         """
-        kept = {one.name for held in files.values() for one in held}
-        found = [
-            one.name
-            for one in self._place.files(DIRECTORY)
-            if one.name not in kept and _epoch_of(one.name) < self._epoch
+        kept = {file.name for table_files in files.values() for file in table_files}
+        unnamed = [
+            file.name
+            for file in self._place.files(DIRECTORY)
+            if file.name not in kept and _epoch_of(file.name) < self._epoch
         ]
-        for name in found:
+        for name in unnamed:
             self._place.delete(name)
-        return len(found)
+        return len(unnamed)
 
     def _table(self, name: str) -> SideTable:
         if name not in self._tables:
             raise InvalidOptionError("no such side table was opened", table=name)
         return self._tables[name]
 
-    def _grown(self, name: str, held: Sequence[SideFile], new: pa.Table) -> tuple[SideFile, ...]:
+    def _grown(self, name: str, files: Sequence[SideFile], new: pa.Table) -> tuple[SideFile, ...]:
         """Add rows, together with the newest files that are not much larger: few files stay."""
-        kept, tables = list(held), [new]
-        while kept and kept[-1].rows < _GROWTH * sum(one.num_rows for one in tables):
+        kept, tables = list(files), [new]
+        while kept and kept[-1].rows < _GROWTH * sum(table.num_rows for table in tables):
             tables.append(self._read(kept.pop()))
         return (*kept, *self._written(name, pa.concat_tables(tables)))
 
     def _rewritten(
-        self, name: str, held: Sequence[SideFile], affected: Sequence[SideFile], keep: Any
+        self, name: str, files: Sequence[SideFile], affected: Sequence[SideFile], keep: Any
     ) -> tuple[SideFile, ...]:
-        made: list[SideFile] = []
-        for one in held:
-            if one not in affected:
-                made.append(one)
+        rewritten: list[SideFile] = []
+        for file in files:
+            if file not in affected:
+                rewritten.append(file)
                 continue
-            rows = self._read(one)
+            rows = self._read(file)
             kept = keep(rows)
-            made += [one] if kept.num_rows == rows.num_rows else self._written(name, kept)
-        return tuple(made)
+            rewritten += [file] if kept.num_rows == rows.num_rows else self._written(name, kept)
+        return tuple(rewritten)
 
     def _written(self, name: str, rows: pa.Table) -> list[SideFile]:
         if not rows.num_rows:
@@ -182,12 +182,12 @@ class SideFiles:
         return [SideFile(file, blocks[0].as_py(), blocks[-1].as_py(), rows.num_rows)]
 
     def _read(self, file: SideFile) -> pa.Table:
-        found = self._cache.get(file.name)
-        if found is None:
+        rows = self._cache.get(file.name)
+        if rows is None:
             with self._place.open(file.name) as source:
-                found = pq.read_table(source)
-            self._keep(file.name, found)
-        return found
+                rows = pq.read_table(source)
+            self._keep(file.name, rows)
+        return rows
 
     def _keep(self, name: str, rows: pa.Table) -> None:
         """Remember rows that were read or written last: files never change."""
@@ -198,14 +198,16 @@ class SideFiles:
 
 def _epoch_of(name: str) -> int:
     """Return the epoch of a file's writer; 0 in names of releases that told none."""
-    found = _EPOCH.search(name)
-    return 0 if found is None else int(found[1])
+    match = _EPOCH.search(name)
+    return 0 if match is None else int(match[1])
 
 
 def side_status(files: Files) -> dict[str, SideStatus]:
     """Return how much each side table holds, for operators."""
     return {
-        name: SideStatus(sum(one.rows for one in held), min(one.first for one in held))
-        for name, held in files.items()
-        if held
+        name: SideStatus(
+            sum(file.rows for file in table_files), min(file.first for file in table_files)
+        )
+        for name, table_files in files.items()
+        if table_files
     }

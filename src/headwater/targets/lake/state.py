@@ -74,18 +74,18 @@ class StoredStream:
 
     def to_properties(self) -> dict[str, str]:
         """Return it as texts by name."""
-        found = {
+        properties = {
             **position(self.stream_id, self.epoch, self.state),
             STATE: dump_state(self.state),
             SIDE: json.dumps(self.side, separators=(",", ":")),
         }
         if self.config is not None:
-            found[CONFIG] = self.config
+            properties[CONFIG] = self.config
         if self.pending:
-            found[PENDING] = self.pending
+            properties[PENDING] = self.pending
         if self.ages:
-            found[AGES] = json.dumps(self.ages, separators=(",", ":"))
-        return found
+            properties[AGES] = json.dumps(self.ages, separators=(",", ":"))
+        return properties
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> StoredStream:
@@ -98,7 +98,10 @@ class StoredStream:
                 load_state(properties[STATE]),
                 int(properties[EPOCH]),
                 properties.get(CONFIG),
-                {name: tuple(SideFile(*one) for one in files) for name, files in side.items()},
+                {
+                    name: tuple(SideFile(*fields) for fields in files)
+                    for name, files in side.items()
+                },
                 properties.get(PENDING, ""),
                 json.loads(properties.get(AGES, "{}")),
             )
@@ -114,15 +117,15 @@ def position(stream_id: str, epoch: int, state: PipeState) -> dict[str, str]:
     Readers find the snapshot of a block by it. The rollback chain is not in it: it is as long as
     the history that it would be repeated in.
     """
-    found = {
+    properties = {
         FORMAT: str(FORMAT_VERSION),
         STREAM: stream_id,
         EPOCH: str(epoch),
         BLOCK: str(state.number),
     }
     if state.cursor is not None and state.cursor.hash is not None:
-        found[HASH] = state.cursor.hash
-    return found
+        properties[HASH] = state.cursor.hash
+    return properties
 
 
 def check_format(properties: Mapping[str, str]) -> None:
@@ -164,8 +167,8 @@ class Author(NamedTuple):
     def of(cls, name: str) -> Author | None:
         """Return who wrote a file; None if the name is not one of a stream."""
         last = file_name(name)
-        found = _DATA.fullmatch(last) or _METADATA.fullmatch(last)
-        return found and cls(found[1], int(found[3] or 0), found[2] == _OUTSIDE)
+        match = _DATA.fullmatch(last) or _METADATA.fullmatch(last)
+        return match and cls(match[1], int(match[3] or 0), match[2] == _OUTSIDE)
 
 
 def slug(text: str) -> str:
@@ -186,10 +189,10 @@ def blocks_of(name: str) -> tuple[int, int]:
 
     -1 for both where the name tells none: another engine has written it.
     """
-    found = _BLOCKS.match(file_name(name))
-    if found is None:
+    match = _BLOCKS.match(file_name(name))
+    if match is None:
         return -1, -1
-    return int(found[1] or 0), int(found[2])
+    return int(match[1] or 0), int(match[2])
 
 
 def file_name(location: str) -> str:

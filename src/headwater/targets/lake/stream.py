@@ -94,9 +94,9 @@ class LakeStream(ABC, Generic[File]):
             stored = replace(self._stored, state=state, side=side)
             self._opened.lead(self._stored)
             several = self._opened.in_order()
-            ways = [one.way_back(stored) for one in several]  # all of them, or nothing changes
-            for one, way in zip(several, ways, strict=True):
-                self._put_back(one, stored, way)
+            ways = [table.way_back(stored) for table in several]  # all of them, or nothing changes
+            for table, way in zip(several, ways, strict=True):
+                self._put_back(table, stored, way)
             self._now(stored)
 
     def move(self, state: PipeState) -> None:
@@ -200,8 +200,8 @@ class LakeStream(ABC, Generic[File]):
                 self._begin_anew()
             tables.check_ages(self._stored)
             for find in (tables.in_order, tables.appeared):
-                for one in find():
-                    self._put_back(one, self._stored, claim=True)
+                for table in find():
+                    self._put_back(table, self._stored, claim=True)
             self._announce("sweep side files")
             self._side.sweep(self._stored.side)
             tables.check()
@@ -266,8 +266,8 @@ class LakeStream(ABC, Generic[File]):
         stored = replace(stored, ages=tables.ages())
         self._announce(lead.step)
         lead.commit(changes.get(lead.name, ()), stored)
-        for one in tables.in_order():
-            one.forget_up_to(stored.state.undo_floor)
+        for table in tables.in_order():
+            table.forget_up_to(stored.state.undo_floor)
         self._now(stored)
 
     def _now(self, stored: StoredStream) -> None:

@@ -152,18 +152,18 @@ class LakeTable(Lead[File]):
     def rows_of(self, first: int, last: int) -> pa.Table:
         """Return rows: all that are of these blocks, maybe others too."""
         wanted = {BLOCK_NUMBER: (first, last)}
-        return self.read([one for one in self.live().values() if self.may_hold(one, wanted)])
+        return self.read([file for file in self.live().values() if self.may_hold(file, wanted)])
 
     def first_block(self) -> int | None:
         """Return the first block that the table has rows of; None if it has none."""
-        found = []
+        numbers = []
         for file in self.live().values():
             low = self.ends(file, BLOCK_NUMBER)[0]
             if low is None:
                 low = pc.min(self.read([file]).column(BLOCK_NUMBER)).as_py()
             if low is not None:
-                found.append(int(low))
-        return min(found, default=None)
+                numbers.append(int(low))
+        return min(numbers, default=None)
 
     def comparable(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return values of a key as statistics hold them."""
@@ -314,18 +314,18 @@ class LakeTables(ABC, Generic[File]):
 
     def ages(self) -> dict[str, int]:
         """Return how old the tables are, by their ids; the state itself is as old as its own."""
-        found = (one.age for one in self.open.values() if not one.is_lead)
-        return {name: age for name, age in found if age}
+        ages = (table.age for table in self.open.values() if not table.is_lead)
+        return {name: age for name, age in ages if age}
 
     def check_ages(self, stored: StoredStream) -> None:
         """Refuse tables that are older copies of what they were when the state was stored."""
-        for one in self.open.values():
-            name, age = one.age
+        for table in self.open.values():
+            name, age = table.age
             if age < stored.ages.get(name, 0):
                 raise LakeForeignWriteError(
                     "the table is an older copy than the state of the stream: bring back the "
                     "newest one, or the state and all tables of one moment",
-                    table=one.name,
+                    table=table.name,
                 )
 
     def swept(self) -> list[LakeTable[File]]:
@@ -354,14 +354,14 @@ class LakeTables(ABC, Generic[File]):
         """
         if not self.automatic and name not in self.declared:
             raise UndeclaredLakeTableError("a table is written that was not declared", table=name)
-        found = self.open.get(name)
+        table = self.open.get(name)
         if frame is None:
-            return found
-        if found is None or found.widens(frame):
+            return table
+        if table is None or table.widens(frame):
             self.check()
-        if found is None:
-            self.open[name] = found = self._create(name, lake_schema(frame), stored)
-        return found
+        if table is None:
+            self.open[name] = table = self._create(name, lake_schema(frame), stored)
+        return table
 
     @abstractmethod
     def _create(self, name: str, columns: pa.Schema, stored: StoredStream) -> LakeTable[File]:

@@ -141,8 +141,8 @@ class LakeTarget(LakeStream[File]):
                 table=output,
                 column=BLOCK_NUMBER,
             )
-        found = table.first_block()
-        return self._stored.state.number + 1 if found is None else found
+        first = table.first_block()
+        return self._stored.state.number + 1 if first is None else first
 
     def fill(
         self,
@@ -166,7 +166,7 @@ class LakeTarget(LakeStream[File]):
             for covered, batch in batches:
                 for output, frame in batch.data.data.items():
                     tx.put_in_place(output, frame, covered)
-            changes = {name: [one] for name, one in tx.changes.items() if one}
+            changes = {name: [change] for name, change in tx.changes.items() if change}
             self._store(dataclasses.replace(self._stored, config=config), changes)
         self.altered.committed()
         self._count_commit()
@@ -219,7 +219,7 @@ class LakeTarget(LakeStream[File]):
         else:
             self._on_data(tx, delivery.data, delivery.ctx)
         add_aggregates(tx, self.plans, delivery.data, after.number)
-        return {name: one for name, one in tx.changes.items() if one}
+        return {name: change for name, change in tx.changes.items() if change}
 
     def _tx(
         self, scope: Scope, state: PipeState, *, far: bool = True, widens: bool = False

@@ -83,47 +83,49 @@ class Tx(Generic[File]):
         """Add rows. Columns that the frame lacks are null."""
         far = executor_rows(frame) if self._far else None
         if far is not None and far.reaches_driver:
-            held, plan = self._plan(table, far.schema)
+            lake_table, plan = self._plan(table, far.schema)
             self._announce(f"write files of {table}")
             tally = Tally()
-            fitting = self._fitting(held, far.schema)
+            fitting = self._fitting(lake_table, far.schema)
             written = write_distributed(replace(plan, fitting=fitting), far, tally)
-            self._add(held, map(held.data_file, written))
+            self._add(lake_table, map(lake_table.data_file, written))
             self._altered.note(table, tally)
             return
         rows = to_arrow(frame)
-        held, plan = self._plan(table, rows.schema)
-        self._write(held, plan, self._fitted(held, rows))
+        lake_table, plan = self._plan(table, rows.schema)
+        self._write(lake_table, plan, self._fitted(lake_table, rows))
 
     def upsert(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
         """Add rows, or replace the columns that the frame has where the key exists already."""
         self._check_changes(table)
         rows = to_arrow(frame)
-        held, plan = self._plan(table, rows.schema)
-        wanted = _check_key(table, key or held.key, held.columns.names)
-        missing = [one for one in held.columns.names if one not in rows.column_names]
-        rows = conformed(self._fitted(held, rows), held.columns)
-        before = self._take_out(held, _distinct_keys(table, rows, wanted, once=True))
+        lake_table, plan = self._plan(table, rows.schema)
+        wanted = _check_key(table, key or lake_table.key, lake_table.columns.names)
+        missing = [name for name in lake_table.columns.names if name not in rows.column_names]
+        rows = conformed(self._fitted(lake_table, rows), lake_table.columns)
+        before = self._take_out(lake_table, _distinct_keys(table, rows, wanted, once=True))
         if missing and before.num_rows:
             rows = _filled(rows, before, wanted, missing)
-        self._write(held, plan, rows)
+        self._write(lake_table, plan, rows)
 
     def delete(self, table: str, frame: Any, key: Sequence[str] | None = None) -> None:
         """Remove the rows that have one of these keys; a key that is not there is no error."""
         self._check_changes(table)
         rows = to_arrow(frame)
-        held = self._find(table)
-        if held is None:
+        lake_table = self._find(table)
+        if lake_table is None:
             return
-        wanted = _check_key(table, key or held.key, held.columns.names)
-        check_columns(table, rows.schema, held.columns)
-        columns = pa.schema([held.columns.field(one) for one in wanted])
-        rows = self._fitted(held, rows.select(wanted))
-        self._take_out(held, _distinct_keys(table, conformed(rows, columns), wanted, once=False))
+        wanted = _check_key(table, key or lake_table.key, lake_table.columns.names)
+        check_columns(table, rows.schema, lake_table.columns)
+        columns = pa.schema([lake_table.columns.field(name) for name in wanted])
+        rows = self._fitted(lake_table, rows.select(wanted))
+        self._take_out(
+            lake_table, _distinct_keys(table, conformed(rows, columns), wanted, once=False)
+        )
 
     def apply(self, frame: Any) -> None:
         """Apply a table of changes (`headwater.changes`) to tables declared by a `TableSchema`."""
-        tables = [one.schema for one in self._declared.values() if one.schema is not None]
+        tables = [table.schema for table in self._declared.values() if table.schema is not None]
         merge.apply_changes(self, tables, to_arrow(frame), self._scope.block, self._scope.hot)
 
     def merge(
@@ -131,12 +133,18 @@ class Tx(Generic[File]):
     ) -> None:
         """Replace the rows that changes are about by what they make of them."""
         self._check_changes(table)
-        held, _ = self._plan(table, columns)
-        _check_key(table, key, held.columns.names)
-        keys = merge.touched_keys(changes, held)
-        keys = conformed(keys, pa.schema([held.columns.field(one) for one in key]))
-        rows = self._fitted(held, merge.merged(changes, held, self._take_out(held, keys)))
-        self._write(held, held.plan(held.columns, self._stem), conformed(rows, held.columns))
+        lake_table, _ = self._plan(table, columns)
+        _check_key(table, key, lake_table.columns.names)
+        keys = merge.touched_keys(changes, lake_table)
+        keys = conformed(keys, pa.schema([lake_table.columns.field(name) for name in key]))
+        rows = self._fitted(
+            lake_table, merge.merged(changes, lake_table, self._take_out(lake_table, keys))
+        )
+        self._write(
+            lake_table,
+            lake_table.plan(lake_table.columns, self._stem),
+            conformed(rows, lake_table.columns),
+        )
 
     def put_in_place(self, table: str, frame: Any, blocks: BlockRange) -> None:
         """Add rows of some blocks; those that the table has of these blocks go.
@@ -153,9 +161,9 @@ class Tx(Generic[File]):
                 table=table,
                 column=BLOCK_NUMBER,
             )
-        held = self._find(table)
-        if held is not None:
-            self._take_out_blocks(held, blocks)
+        lake_table = self._find(table)
+        if lake_table is not None:
+            self._take_out_blocks(lake_table, blocks)
         self.insert(table, rows)
 
     def execute(self, sql: str, *given: object, **more: object) -> NoReturn:
@@ -177,11 +185,11 @@ class Tx(Generic[File]):
 
     def _plan(self, name: str, schema: pa.Schema) -> tuple[LakeTable[File], FilePlan]:
         with coded_storage_failures():
-            held = self._find(name, schema)
-            assert held is not None, "a schema was given"
+            lake_table = self._find(name, schema)
+            assert lake_table is not None, "a schema was given"
             if self._widens:
-                held.widen(schema)
-            return held, held.plan(schema, self._stem)
+                lake_table.widen(schema)
+            return lake_table, lake_table.plan(schema, self._stem)
 
     def _fitting(self, table: LakeTable[File], frame: pa.Schema) -> Fitting:
         policy, block = self._altered.policy, self._scope.block
@@ -214,10 +222,10 @@ class Tx(Generic[File]):
         for path, file in self._candidates(table, keys).items():
             with coded_storage_failures():
                 rows = table.read([file])
-            found, others = _split_by_key(rows, keys)
-            if not found.num_rows:
+            matching, others = _split_by_key(rows, keys)
+            if not matching.num_rows:
                 continue
-            taken.append(found)
+            taken.append(matching)
             self._replace(table, path, others)
         return pa.concat_tables(taken)
 
@@ -225,10 +233,12 @@ class Tx(Generic[File]):
         """Remove the files of these blocks; one that holds others, too, is written anew."""
         assert blocks.to_block is not None, "a batch ends in a block"
         first, last = ends = blocks.from_block, blocks.to_block
-        found = [
-            one for one in table.live().items() if table.may_hold(one[1], {BLOCK_NUMBER: ends})
+        affected = [
+            (path, file)
+            for path, file in table.live().items()
+            if table.may_hold(file, {BLOCK_NUMBER: ends})
         ]
-        for path, file in found:
+        for path, file in affected:
             low, high = table.ends(file, BLOCK_NUMBER)
             if low is not None and high is not None and first <= low and high <= last:
                 self._replace(table, path, None)
@@ -265,15 +275,15 @@ class Tx(Generic[File]):
             ranges[name] = (ends["min"], ends["max"])
         with coded_storage_failures():
             live = table.live()
-        found = {path: one for path, one in live.items() if table.may_hold(one, ranges)}
-        size = sum(map(table.size_of, found.values()))
+        candidates = {path: file for path, file in live.items() if table.may_hold(file, ranges)}
+        size = sum(map(table.size_of, candidates.values()))
         if size > self._room:
             raise LakeRewriteError(
                 "a change by key would rewrite too much of the table",
                 table=table.name, bytes=size, allowed=self._room,
             )  # fmt: skip
         self._room -= size
-        return found
+        return candidates
 
 
 # --- keys: which rows have one, and which have none -----------------------------------------------
@@ -289,7 +299,7 @@ def _check_key(table: str, key: Sequence[str], columns: Sequence[str]) -> list[s
 def _distinct_keys(table: str, rows: pa.Table, key: list[str], *, once: bool) -> pa.Table:
     """Return the keys of rows; refuse rows without one, and with `once` two rows of the same."""
     keys = rows.select(key)
-    nulls = sum(keys.column(one).null_count for one in key)
+    nulls = sum(keys.column(name).null_count for name in key)
     if nulls:
         raise LakeKeyError("rows have no key", table=table, rows=nulls)
     distinct = keys.group_by(key).aggregate([])
