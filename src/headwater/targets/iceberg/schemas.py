@@ -36,9 +36,10 @@ def sort_order(declared: Table, schema: Schema) -> SortOrder:
     """Return by which columns the rows of a new table's files are sorted."""
     fields = [
         SortField(
-            source_id=column_of(schema, one, declared.name).field_id, transform=IdentityTransform()
+            source_id=column_of(schema, column, declared.name).field_id,
+            transform=IdentityTransform(),
         )
-        for one in declared.order_by
+        for column in declared.order_by
     ]
     return SortOrder(*fields)
 
@@ -72,11 +73,11 @@ class PartitionSplit:
         """Return what cuts rows for a table; None if it has no partitions."""
         if spec.is_unpartitioned():
             return None
-        found = []
-        for one in spec.fields:
-            source = schema.find_field(one.source_id)
-            found.append((source.name, source.field_type, str(one.transform)))
-        return cls(tuple(found))
+        fields = []
+        for field in spec.fields:
+            source = schema.find_field(field.source_id)
+            fields.append((source.name, source.field_type, str(field.transform)))
+        return cls(tuple(fields))
 
     def __call__(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield the rows of each partition, with a text that `partition_record` reads."""
@@ -85,10 +86,10 @@ class PartitionSplit:
         for column, kind, transform in self.fields:
             distinct, own = _coded(rows.column(column))
             apply = parse_transform(transform).transform(kind)
-            made = [apply(one) for one in distinct]
-            names = list(dict.fromkeys(made))
-            places = {one: place for place, one in enumerate(names)}
-            codes = codes * len(names) + np.array([places[one] for one in made])[own]
+            parts = [apply(value) for value in distinct]
+            names = list(dict.fromkeys(parts))
+            places = {name: place for place, name in enumerate(names)}
+            codes = codes * len(names) + np.array([places[part] for part in parts])[own]
             values.append(names)
         for code in np.unique(codes):
             chosen = codes == code
@@ -97,12 +98,12 @@ class PartitionSplit:
             for names in reversed(values):
                 rest, place = divmod(rest, len(names))
                 key.append(names[place])
-            yield json.dumps([_dumped(one) for one in reversed(key)]), piece
+            yield json.dumps([_dumped(value) for value in reversed(key)]), piece
 
 
 def partition_record(text: str) -> Record:
     """Return the partition that a text names; the empty text names that of a table without any."""
-    return Record(*(_loaded(one) for one in json.loads(text))) if text else Record()
+    return Record(*(_loaded(value) for value in json.loads(text))) if text else Record()
 
 
 def partition_spec(partitions: tuple[Partition, ...], schema: Schema, table: str) -> PartitionSpec:
@@ -112,20 +113,23 @@ def partition_spec(partitions: tuple[Partition, ...], schema: Schema, table: str
         LakeSchemaError: a column is not there, or a transform cannot take its type.
     """
     fields = []
-    for place, one in enumerate(partitions):
-        source = column_of(schema, one.column, table)
-        transform = parse_transform(f"{one.transform}[{one.width}]" if one.width else one.transform)
+    for place, partition in enumerate(partitions):
+        source = column_of(schema, partition.column, table)
+        transform = parse_transform(
+            f"{partition.transform}[{partition.width}]" if partition.width else partition.transform
+        )
         if not transform.can_transform(source.field_type):
             raise LakeSchemaError(
                 "a partition cannot be made of this column",
-                table=table, column=one.column, transform=one.transform, type=source.field_type,
+                table=table, column=partition.column,
+                transform=partition.transform, type=source.field_type,
             )  # fmt: skip
         fields.append(
             PartitionField(
                 source_id=source.field_id,
                 field_id=_FIRST_FIELD_ID + place,
                 transform=transform,
-                name=one.name,
+                name=partition.name,
             )
         )
     return PartitionSpec(*fields)

@@ -98,7 +98,7 @@ class TableChange:
                 manifests = self._without(manifests, removed, number, mark, merge=merge)
         except FileNotFoundError as error:
             raise CommitFailedException("the table has changed, and was swept") from error
-        entries = [_entry(ManifestEntryStatus.ADDED, number, one) for one in added]
+        entries = [_entry(ManifestEntryStatus.ADDED, number, file) for file in added]
         manifests = [*self._written(entries, number, mark), *manifests]
         path = self._new_path(f"snap-{number}-0-{mark}-{uuid.uuid4()}.avro")
         with write_manifest_list(
@@ -153,17 +153,17 @@ class TableChange:
             ),
         )
         try:
-            made = table.catalog.commit_table(table, requirements, tuple(self._updates))
+            response = table.catalog.commit_table(table, requirements, tuple(self._updates))
         except ValueError as error:
             if not self._expires:
                 raise
             raise CommitFailedException("others have let a snapshot expire") from error
-        before, table.metadata = table.metadata, made.metadata
-        table.metadata_location = made.metadata_location
-        kept = {one.metadata_file for one in made.metadata.metadata_log}
-        for one in before.metadata_log:
-            if one.metadata_file not in kept:
-                _delete(table, one.metadata_file)
+        before, table.metadata = table.metadata, response.metadata
+        table.metadata_location = response.metadata_location
+        kept = {entry.metadata_file for entry in response.metadata.metadata_log}
+        for entry in before.metadata_log:
+            if entry.metadata_file not in kept:
+                _delete(table, entry.metadata_file)
 
     def abandon(self) -> None:
         """Delete what was written for a commit that the catalog has refused."""
@@ -174,8 +174,12 @@ class TableChange:
 
     def _held(self) -> list[ManifestFile]:
         """Return the manifests of the snapshot that the next one builds on."""
-        found = [] if self._head is None else self._head.manifests(self._table.io)
-        return [one for one in found if one.has_added_files() or one.has_existing_files()]
+        manifests = [] if self._head is None else self._head.manifests(self._table.io)
+        return [
+            manifest
+            for manifest in manifests
+            if manifest.has_added_files() or manifest.has_existing_files()
+        ]
 
     def _without(
         self,
@@ -187,7 +191,7 @@ class TableChange:
         merge: bool,
     ) -> list[ManifestFile]:
         """Return manifests without some files, and those that say that these are gone."""
-        gone = {one.file_path for one in removed}
+        gone = {file.file_path for file in removed}
         kept: list[ManifestFile] = []
         entries: list[ManifestEntry] = []
         for manifest in manifests:
@@ -195,15 +199,17 @@ class TableChange:
             if manifest.content != ManifestContent.DATA or not (gone or merged):
                 kept.append(manifest)
                 continue
-            found = manifest.fetch_manifest_entry(self._table.io, discard_deleted=True)
-            if not merged and not any(one.data_file.file_path in gone for one in found):
+            manifest_entries = manifest.fetch_manifest_entry(self._table.io, discard_deleted=True)
+            if not merged and not any(
+                entry.data_file.file_path in gone for entry in manifest_entries
+            ):
                 kept.append(manifest)
                 continue
-            for one in found:
-                is_gone = one.data_file.file_path in gone
+            for entry in manifest_entries:
+                is_gone = entry.data_file.file_path in gone
                 status = ManifestEntryStatus.DELETED if is_gone else ManifestEntryStatus.EXISTING
                 entries.append(
-                    _entry(status, number if is_gone else one.snapshot_id, one.data_file, one)
+                    _entry(status, number if is_gone else entry.snapshot_id, entry.data_file, entry)
                 )
         return [*kept, *self._written(entries, number, mark)]
 
@@ -212,7 +218,7 @@ class TableChange:
     ) -> Iterator[ManifestFile]:
         """Write entries into one manifest for each partition spec."""
         specs = self._metadata.specs()
-        for spec_id in sorted({one.data_file.spec_id for one in entries}):
+        for spec_id in sorted({entry.data_file.spec_id for entry in entries}):
             path = self._new_path(f"{mark}-{uuid.uuid4()}-m0.avro")
             with write_manifest(
                 self._metadata.format_version,
@@ -222,9 +228,9 @@ class TableChange:
                 number,
                 _CODEC,
             ) as writer:
-                for one in entries:
-                    if one.data_file.spec_id == spec_id:
-                        writer.add_entry(one)
+                for entry in entries:
+                    if entry.data_file.spec_id == spec_id:
+                        writer.add_entry(entry)
             yield writer.to_manifest_file()
 
     def _summary(
@@ -236,14 +242,16 @@ class TableChange:
     ) -> Summary:
         collector = SnapshotSummaryCollector()
         schema, specs = self._metadata.schema(), self._metadata.specs()
-        for one in added:
-            collector.add_file(one, schema, specs[one.spec_id])
-        for one in removed:
-            collector.remove_file(one, schema, specs[one.spec_id])
+        for file in added:
+            collector.add_file(file, schema, specs[file.spec_id])
+        for file in removed:
+            collector.remove_file(file, schema, specs[file.spec_id])
         before: Any = None if self._head is None else self._head.summary
         known = Operation.OVERWRITE if operation is Operation.REPLACE else operation
-        made = update_snapshot_summaries(Summary(known, **collector.build(), **properties), before)
-        return Summary(operation, **made.additional_properties)
+        summary = update_snapshot_summaries(
+            Summary(known, **collector.build(), **properties), before
+        )
+        return Summary(operation, **summary.additional_properties)
 
     def _now(self) -> int:
         """Return the time, never before that of the snapshot that this one follows."""
@@ -286,10 +294,10 @@ def _delete(table: Table, path: str) -> None:
 def ancestors(table: Table) -> Iterator[Snapshot]:
     """Yield the current snapshot and those that it came from, newest first."""
     snapshot = table.current_snapshot()
-    held = {one.snapshot_id: one for one in table.metadata.snapshots}
+    snapshots = {stored.snapshot_id: stored for stored in table.metadata.snapshots}
     while snapshot is not None:
         yield snapshot
-        snapshot = held.get(snapshot.parent_snapshot_id or -1)
+        snapshot = snapshots.get(snapshot.parent_snapshot_id or -1)
 
 
 def properties_of(snapshot: Snapshot) -> Mapping[str, str]:
@@ -299,15 +307,15 @@ def properties_of(snapshot: Snapshot) -> Mapping[str, str]:
 
 def block_of(snapshot: Snapshot) -> tuple[int, str | None] | None:
     """Return the block up to which a table is complete, and its hash; None if it is not said."""
-    found = properties_of(snapshot)
-    text = found.get(BLOCK)
-    return None if text is None else (int(text), found.get(HASH))
+    properties = properties_of(snapshot)
+    text = properties.get(BLOCK)
+    return None if text is None else (int(text), properties.get(HASH))
 
 
 def newest_epoch(table: Table) -> int:
     """Return the newest epoch of which the table has a commit: all earlier writers are fenced."""
     said = map(properties_of, table.metadata.snapshots)
-    return max((int(one.get(EPOCH, 0)) for one in said), default=0)
+    return max((int(properties.get(EPOCH, 0)) for properties in said), default=0)
 
 
 def live_files(table: Table) -> Iterator[tuple[DataFile, int | None]]:
@@ -315,16 +323,16 @@ def live_files(table: Table) -> Iterator[tuple[DataFile, int | None]]:
     snapshot = table.current_snapshot()
     for manifest in () if snapshot is None else snapshot.manifests(table.io):
         if manifest.content == ManifestContent.DATA:
-            for one in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                yield one.data_file, one.snapshot_id
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                yield entry.data_file, entry.snapshot_id
 
 
 def named_files(table: Table) -> Iterator[str]:
     """Yield the files that a table's metadata names, for any snapshot that it still has."""
     metadata = table.metadata
     yield table.metadata_location
-    yield from (one.metadata_file for one in metadata.metadata_log)
-    yield from (one.statistics_path for one in metadata.statistics)
+    yield from (entry.metadata_file for entry in metadata.metadata_log)
+    yield from (statistics.statistics_path for statistics in metadata.statistics)
     seen: set[str] = set()
     for snapshot in metadata.snapshots:
         yield snapshot.manifest_list
@@ -333,5 +341,5 @@ def named_files(table: Table) -> Iterator[str]:
                 continue
             seen.add(manifest.manifest_path)
             yield manifest.manifest_path
-            for one in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                yield one.data_file.file_path
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                yield entry.data_file.file_path

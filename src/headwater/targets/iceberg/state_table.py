@@ -81,11 +81,11 @@ class StateTable(Lead[DataFile]):
             LakeWriterError: others begin at the same moment, again and again.
         """
         for _ in range(_STARTS):
-            found = self.load()
+            stored = self.load()
             if self._table is None:
                 self._create()
-                found = self.load()  # another start may have made it, and stored something
-            next_one = replace(found, epoch=found.epoch + 1)
+                stored = self.load()  # another start may have made it, and stored something
+            next_one = replace(stored, epoch=stored.epoch + 1)
             try:
                 self._write(next_one, self.known)
             except CommitFailedException:
@@ -105,10 +105,10 @@ class StateTable(Lead[DataFile]):
             try:
                 self._write(stored, ends)
             except CommitFailedException:  # others may have let its snapshots expire
-                found = self.load()
-                if found == stored:  # it was let in after all
+                current = self.load()
+                if current == stored:  # it was let in after all
                     break
-                if found != before:
+                if current != before:
                     raise self.replaced() from None
             else:
                 break
@@ -134,11 +134,11 @@ class StateTable(Lead[DataFile]):
 
     def check(self) -> StoredStream:
         """Read again what is stored; refuse to go on if another writer has begun."""
-        found = self.load()
-        if found.epoch != self.stored.epoch:
+        stored = self.load()
+        if stored.epoch != self.stored.epoch:
             raise self.replaced()
-        self.stored = found
-        return found
+        self.stored = stored
+        return stored
 
     def replaced(self) -> LakeWriterError:
         """Return the error of a writer that has been replaced."""
@@ -177,13 +177,13 @@ class StateTable(Lead[DataFile]):
         old = self._table.metadata.snapshots[: -_KEPT + 1]
         change = TableChange(self._table)
         change.add((), (), {**stored.to_properties(), _ENDS: json.dumps(ends)})
-        change.expire([one.snapshot_id for one in old])
+        change.expire([snapshot.snapshot_id for snapshot in old])
         try:
             change.commit()
         except CommitFailedException:
             change.abandon()
             raise
         self.stored = stored
-        for one in old:
+        for snapshot in old:
             with suppress(Exception):  # it is swept later
-                self._table.io.delete(one.manifest_list)
+                self._table.io.delete(snapshot.manifest_list)

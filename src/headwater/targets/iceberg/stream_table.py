@@ -117,8 +117,8 @@ class StreamTable(LakeTable[DataFile]):
         self._paths = parquet_path_to_id_mapping(self.schema)
         order = table.sort_order()
         self._order_id = order.order_id
-        names = [self.schema.find_column_name(one.source_id) for one in order.fields]
-        self.sort_by = tuple(one for one in names if one is not None)
+        names = [self.schema.find_column_name(field.source_id) for field in order.fields]
+        self.sort_by = tuple(name for name in names if name is not None)
 
     @property
     def age(self) -> tuple[str, int]:
@@ -141,7 +141,7 @@ class StreamTable(LakeTable[DataFile]):
         if self.declared.evolve:
             self.widen(frame)
         check_columns(self.name, frame, self.columns)
-        needed = [one.name for one in self.columns if not one.nullable]
+        needed = [column.name for column in self.columns if not column.nullable]
         missing = sorted(set(needed) - set(frame.names))
         if missing:
             raise LakeSchemaError(
@@ -156,7 +156,7 @@ class StreamTable(LakeTable[DataFile]):
         statistics = data_file_statistics_from_parquet_metadata(
             file.metadata, self._statistics, self._paths
         )
-        made = DataFile.from_args(
+        data_file = DataFile.from_args(
             content=DataFileContent.DATA,
             file_path=self.place.uri_of(file.name),
             file_format=FileFormat.PARQUET,
@@ -167,11 +167,11 @@ class StreamTable(LakeTable[DataFile]):
             key_metadata=None,
             **statistics.to_serialized_dict(),
         )
-        made.spec_id = self.stored.spec().spec_id
-        return made.file_path, made
+        data_file.spec_id = self.stored.spec().spec_id
+        return data_file.file_path, data_file
 
     def _committed_files(self) -> dict[str, DataFile]:
-        return {one.file_path: one for one, _ in live_files(self.stored)}
+        return {file.file_path: file for file, _ in live_files(self.stored)}
 
     def size_of(self, file: DataFile) -> int:
         """Return how many bytes a file has."""
@@ -193,16 +193,18 @@ class StreamTable(LakeTable[DataFile]):
         source = self.schema.find_field(column)
         number, kind = source.field_id, cast(Any, source.field_type)
         both: list[Mapping[int, bytes]] = [file.lower_bounds or {}, file.upper_bounds or {}]
-        low, high = (from_bytes(kind, one[number]) if number in one else None for one in both)
+        low, high = (
+            from_bytes(kind, bounds[number]) if number in bounds else None for bounds in both
+        )
         return low, high
 
     def read(self, files: Iterable[DataFile]) -> pa.Table:
         """Return the rows of some files, in the columns of today."""
-        found = [self.columns.empty_table()]
-        for one in files:
-            with self.stored.io.new_input(one.file_path).open() as file:
-                found.append(as_of_today(pq.ParquetFile(file).read(), self.columns))
-        return pa.concat_tables(found)
+        tables = [self.columns.empty_table()]
+        for data_file in files:
+            with self.stored.io.new_input(data_file.file_path).open() as file:
+                tables.append(as_of_today(pq.ParquetFile(file).read(), self.columns))
+        return pa.concat_tables(tables)
 
     def widens(self, frame: pa.Schema) -> bool:
         """Tell whether a frame would change the columns, as it was declared that it may."""
@@ -210,11 +212,13 @@ class StreamTable(LakeTable[DataFile]):
 
     def _changed(self, frame: pa.Schema) -> list[pa.Field]:
         """Return the columns of a frame that are new, and those that are wider."""
-        held = {one.name: one for one in self.columns}
+        columns = {column.name: column for column in self.columns}
         return [
-            one if one.name not in held else one.with_nullable(held[one.name].nullable)
-            for one in lake_schema(frame)
-            if one.name not in held or is_wider(one.type, held[one.name].type)
+            column
+            if column.name not in columns
+            else column.with_nullable(columns[column.name].nullable)
+            for column in lake_schema(frame)
+            if column.name not in columns or is_wider(column.type, columns[column.name].type)
         ]
 
     def widen(self, frame: pa.Schema) -> None:
@@ -235,8 +239,8 @@ class StreamTable(LakeTable[DataFile]):
         for attempt in range(_ATTEMPTS):
             change = TableChange(self.stored)
             try:
-                for one in several:
-                    self._add(change, one, stored)
+                for batch in several:
+                    self._add(change, batch, stored)
                 if not change:
                     break
                 change.expire(self._expired_at_once())
@@ -247,10 +251,10 @@ class StreamTable(LakeTable[DataFile]):
                 self._accept_rewrite(several, last=attempt + 1 == _ATTEMPTS)
         self.committed()
 
-    def _add(self, change: TableChange, one: Change[DataFile], stored: StoredStream) -> None:
-        said = position(stored.stream_id, stored.epoch, one.state)
-        if one:
-            change.add(list(one.added.values()), list(one.removed.values()), said)
+    def _add(self, change: TableChange, batch: Change[DataFile], stored: StoredStream) -> None:
+        said = position(stored.stream_id, stored.epoch, batch.state)
+        if batch:
+            change.add(list(batch.added.values()), list(batch.removed.values()), said)
 
     def _expired_at_once(self) -> list[int]:
         """Return the snapshots that a commit lets expire, once there are some: those still there.
@@ -264,36 +268,40 @@ class StreamTable(LakeTable[DataFile]):
 
     def _still_there(self, snapshots: list[int]) -> list[int]:
         """Return the snapshots that others have not let expire meanwhile."""
-        there = {one.snapshot_id for one in self.seen().metadata.snapshots}
-        return [one for one in snapshots if one in there]
+        there = {snapshot.snapshot_id for snapshot in self.seen().metadata.snapshots}
+        return [snapshot for snapshot in snapshots if snapshot in there]
 
     def _expired(self, floor: int, settings: IcebergSettings) -> list[int]:
         """Return the snapshots that neither a rollback nor time travel needs."""
         metadata = self.stored.metadata
-        kept = {one.snapshot_id for one in metadata.refs.values()}
+        kept = {ref.snapshot_id for ref in metadata.refs.values()}
         spare = settings.final_snapshots + 1  # the newest final one is where forks end
-        for one in ancestors(self.stored):
-            block = block_of(one)
+        for snapshot in ancestors(self.stored):
+            block = block_of(snapshot)
             if block is None or block[0] > floor:
-                kept.add(one.snapshot_id)
+                kept.add(snapshot.snapshot_id)
                 continue
             if not spare:
                 break
-            kept.add(one.snapshot_id)
+            kept.add(snapshot.snapshot_id)
             spare -= 1
-        return [one.snapshot_id for one in metadata.snapshots if one.snapshot_id not in kept]
+        return [
+            snapshot.snapshot_id
+            for snapshot in metadata.snapshots
+            if snapshot.snapshot_id not in kept
+        ]
 
     def _accept_rewrite(self, several: Sequence[Change[DataFile]], *, last: bool) -> None:
         """Load a table again that was changed; refuse any change but a rewrite of files."""
         base = self.stored.current_snapshot()
         self.reload()
         self._check()
-        for newer, one in enumerate(ancestors(self.stored)):
-            if base is not None and one.snapshot_id == base.snapshot_id:
+        for newer, snapshot in enumerate(ancestors(self.stored)):
+            if base is not None and snapshot.snapshot_id == base.snapshot_id:
                 if last or (newer and any(batch.removed for batch in several)):
                     raise TableRewritten(self.name)
                 return
-            if one.summary is None or one.summary.operation is not Operation.REPLACE:
+            if snapshot.summary is None or snapshot.summary.operation is not Operation.REPLACE:
                 break
         raise LakeForeignWriteError(
             "the table was changed while the stream wrote it", table=self.name
@@ -313,8 +321,8 @@ class StreamTable(LakeTable[DataFile]):
                 change.go_back(way)
             if claim:
                 self._floor = stored.state.undo_floor
-                found = self._said_up_to(way)
-                kept = {name: found[name] for name in (BLOCK, HASH) if name in found}
+                properties = self._said_up_to(way)
+                kept = {name: properties[name] for name in (BLOCK, HASH) if name in properties}
                 said = position(stored.stream_id, stored.epoch, stored.state)
                 change.add((), (), {**said, BLOCK: str(NEVER), **kept})
         return back
@@ -323,9 +331,9 @@ class StreamTable(LakeTable[DataFile]):
         """Return what the stream's newest commit up to a snapshot says; others may have rewritten
         files since.
         """
-        held = {one.snapshot_id: one for one in self.stored.metadata.snapshots}
+        snapshots = {stored.snapshot_id: stored for stored in self.stored.metadata.snapshots}
         while snapshot is not None and BLOCK not in properties_of(snapshot):
-            snapshot = held.get(snapshot.parent_snapshot_id or -1)
+            snapshot = snapshots.get(snapshot.parent_snapshot_id or -1)
         return {} if snapshot is None else properties_of(snapshot)
 
     def forget_up_to(self, floor: int) -> None:
@@ -350,15 +358,15 @@ class StreamTable(LakeTable[DataFile]):
     def landing(self, state: PipeState) -> Snapshot | None:
         """Return the newest snapshot whose rows all belong to the state; None in a new table."""
         seen: Snapshot | None = None
-        for one in ancestors(self.stored):
-            seen = seen or one
-            block = block_of(one)
+        for snapshot in ancestors(self.stored):
+            seen = seen or snapshot
+            block = block_of(snapshot)
             if block is None:
-                if one.summary is None or one.summary.operation is not Operation.REPLACE:
+                if snapshot.summary is None or snapshot.summary.operation is not Operation.REPLACE:
                     raise LakeForeignWriteError(
                         "the table holds a snapshot of another writer",
                         table=self.name,
-                        snapshot=one.snapshot_id,
+                        snapshot=snapshot.snapshot_id,
                     )
                 continue
             if is_part_of(block, state):
@@ -372,8 +380,10 @@ class StreamTable(LakeTable[DataFile]):
 
     def check_follows(self, snapshot_id: int) -> None:
         """Refuse a table that others have taken back to before a snapshot; it may have expired."""
-        came = [one.snapshot_id for one in ancestors(self.stored)]
-        is_held = any(one.snapshot_id == snapshot_id for one in self.stored.metadata.snapshots)
+        came = [snapshot.snapshot_id for snapshot in ancestors(self.stored)]
+        is_held = any(
+            snapshot.snapshot_id == snapshot_id for snapshot in self.stored.metadata.snapshots
+        )
         if is_held and snapshot_id not in came:
             raise LakeForeignWriteError(
                 "others have taken the table back: make the snapshot current again",
@@ -397,11 +407,11 @@ class StreamTable(LakeTable[DataFile]):
     ) -> None:
         """Add a snapshot of the same rows, which says the block of the one that it is made of."""
         said = position(stored.stream_id, stored.epoch, stored.state)
-        for one in ancestors(self.stored):
-            found = properties_of(one)
-            if BLOCK in found:
+        for snapshot in ancestors(self.stored):
+            properties = properties_of(snapshot)
+            if BLOCK in properties:
                 said.pop(HASH, None)
-                said |= {name: found[name] for name in (BLOCK, HASH) if name in found}
+                said |= {name: properties[name] for name in (BLOCK, HASH) if name in properties}
                 break
         with self._change(outside=outside) as change:
             change.add(list(new.values()), list(old.values()), said, same_rows=True)
@@ -419,7 +429,7 @@ class StreamTable(LakeTable[DataFile]):
     def aged(self, settings: LakeSettings) -> dict[str, bool]:
         """Return old files; that a commit has removed one is known of none."""
         before = time.time() - _grace(settings)
-        return {one.name: False for one in self.place.files() if one.written < before}
+        return {file.name: False for file in self.place.files() if file.written < before}
 
     def named(self, stored: StoredStream, *, outside: bool) -> Iterator[str]:
         """Return all files that some snapshot names by now."""
@@ -437,9 +447,9 @@ class StreamTable(LakeTable[DataFile]):
             known = json.loads(self.place.read(place) or b"{}")
         except ValueError:  # half a file, after a crash
             known = {}
-        since = {one: min(now, float(known.get(one, now))) for one in names}
-        gone = [one for one, first in since.items() if first <= now - _grace(settings)]
-        waiting = {one: first for one, first in since.items() if one not in set(gone)}
+        since = {name: min(now, float(known.get(name, now))) for name in names}
+        gone = [name for name, first in since.items() if first <= now - _grace(settings)]
+        waiting = {name: first for name, first in since.items() if name not in set(gone)}
         if waiting or known:
             self.place.replace(place, json.dumps(waiting).encode())
         return gone
@@ -455,11 +465,11 @@ def is_part_of(block: tuple[int, str | None], state: PipeState) -> bool:
 
     Above the second entry of the rollback chain all boundaries of batches are known.
     """
-    number, found = block
+    number, block_hash = block
     if number > state.number:
         return False
-    chain = {one.number: one.hash for one in state.rollback_chain}
+    chain = {cursor.number: cursor.hash for cursor in state.rollback_chain}
     if number in chain:
-        return found is None or chain[number] is None or chain[number] == found
+        return block_hash is None or chain[number] is None or chain[number] == block_hash
     known = state.rollback_chain[1:]
     return not known or number < known[0].number

@@ -70,8 +70,8 @@ class StreamTables(LakeTables[DataFile]):
         if stored.epoch:
             self.state.stored = stored
             return stored
-        for one in self.open.values():
-            snapshot = one.stored.current_snapshot()
+        for table in self.open.values():
+            snapshot = table.stored.current_snapshot()
             block = None if snapshot is None else block_of(snapshot)
             if block is not None and block[0] >= 0:
                 if self.state.load().epoch:  # another start has begun meanwhile
@@ -80,7 +80,7 @@ class StreamTables(LakeTables[DataFile]):
                     "no cursor is stored, but tables of the stream are",
                     stream=self.stream_id,
                     state=self.state.name,
-                    tables=one.name,
+                    tables=table.name,
                 )
         return None
 
@@ -100,8 +100,12 @@ class StreamTables(LakeTables[DataFile]):
 
     def _ends(self, state: PipeState) -> dict[str, int]:
         """Return the snapshot of each table that a state ends in."""
-        found = {name: table.landing(state) for name, table in self.open.items()}
-        return {name: one.snapshot_id for name, one in found.items() if one is not None}
+        snapshots = {name: table.landing(state) for name, table in self.open.items()}
+        return {
+            name: snapshot.snapshot_id
+            for name, snapshot in snapshots.items()
+            if snapshot is not None
+        }
 
     def check(self) -> object:
         """Refuse to go on if another writer of the stream has begun."""
@@ -210,7 +214,7 @@ class StreamTables(LakeTables[DataFile]):
         self._announce(f"create table {name}")
         create_namespace(self._catalog, identifier.rpartition(".")[0])
         try:
-            held = self._catalog.create_table(
+            stored_table = self._catalog.create_table(
                 identifier,
                 schema,
                 partition_spec=partition_spec(declared.partition_by, schema, name),
@@ -218,8 +222,8 @@ class StreamTables(LakeTables[DataFile]):
                 properties={**PROPERTIES, **declared.properties, **self._ours},
             )
         except TableAlreadyExistsError:
-            held = self._catalog.load_table(identifier)
-        table = self._adopt(self._made(declared, held))
+            stored_table = self._catalog.load_table(identifier)
+        table = self._adopt(self._made(declared, stored_table))
         self._claim(table, stored)
         return table
 

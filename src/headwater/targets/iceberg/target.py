@@ -108,8 +108,10 @@ class IcebergAdmin(LakeAdmin[DataFile]):
         """Return the tables of each stream in the catalog."""
         with closing(self._name.open(create=False)) as catalog:
             yield {
-                one: StreamTables(catalog, one, declared, IcebergSettings(namespace=namespace))
-                for one, (namespace, declared) in _streams(catalog).items()
+                stream_id: StreamTables(
+                    catalog, stream_id, declared, IcebergSettings(namespace=namespace)
+                )
+                for stream_id, (namespace, declared) in _streams(catalog).items()
             }
 
     def shown(self, name: str) -> str | None:
@@ -121,10 +123,14 @@ class IcebergAdmin(LakeAdmin[DataFile]):
         assert isinstance(tables, StreamTables), "made here"
         stored = tables.load()
         assert stored is not None, "the stream is there"
-        found = {name: one.landing(stored.state) for name, one in tables.open.items()}
+        snapshots = {name: table.landing(stored.state) for name, table in tables.open.items()}
         if not _goes_on(tables.state.load().state, stored.state.cursor):
             return None
-        versions = {name: one.snapshot_id for name, one in found.items() if one is not None}
+        versions = {
+            name: snapshot.snapshot_id
+            for name, snapshot in snapshots.items()
+            if snapshot is not None
+        }
         return self._moment(stored, versions)
 
     def _writer(self, stream_id: str) -> IcebergTarget:
@@ -143,25 +149,25 @@ def _streams(catalog: Catalog) -> dict[str, tuple[str, dict[str, Table]]]:
             if STREAM in properties:
                 place = (".".join(identifier), properties.get(STATE_IN, ""))
                 owned.setdefault(properties[STREAM], []).append(place)
-    found = {}
+    streams = {}
     for stream_id, places in owned.items():
         state = f".headwater_{slug(stream_id)}"
         states = [name.removesuffix(state) for name, _ in places if name.endswith(state)]
-        namespace = next(iter(states), next((one for _, one in places if one), NAMESPACE))
+        namespace = next(iter(states), next((own for _, own in places if own), NAMESPACE))
         names = [
             name
             for name, own in places
             if not name.endswith(state) and (own or namespace) == namespace
         ]
-        found[stream_id] = namespace, {name: Table(name) for name in names}
-    return found
+        streams[stream_id] = namespace, {name: Table(name) for name in names}
+    return streams
 
 
 def _goes_on(state: PipeState, cursor: BlockCursor | None) -> bool:
     """Tell whether a state follows a cursor: then no fork has taken its block."""
     if cursor is None or cursor.number <= state.undo_floor:
         return True
-    chain = {one.number: one.hash for one in state.rollback_chain}
+    chain = {cursor.number: cursor.hash for cursor in state.rollback_chain}
     return cursor.number in chain and chain[cursor.number] == cursor.hash
 
 
