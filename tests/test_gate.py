@@ -53,7 +53,11 @@ def _tests(collected: str) -> list[str]:
 @pytest.mark.parametrize(
     ("changed", "reached", "not_reached"),
     [
-        ("src/headwater/core/fork.py", "property/test_core_properties.py", "wire/test_relay.py"),
+        (
+            "src/headwater/core/fork.py",
+            "property/test_core_properties.py",
+            "targets/test_tokens.py",
+        ),
         ("src/headwater/targets/iceberg/tables.py", "cli/test_maintain.py", "wire/test_relay.py"),
         ("src/headwater/cli/verify.py", "cli/test_verify.py", "unit/test_pipeline.py"),
         (
