@@ -418,3 +418,40 @@ def test_code_for_batches_may_begin_with_columns_before_spark_runs(tmp_path: Pat
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("Spark is starting") <= 1, done.stderr
         assert rows_of(tmp_path / "a") == transfers(portal.chain, portal.chain.canonical(21, 39))
+
+
+HALF_STOPPED = """
+import sys
+from threading import Thread
+from pyspark import SparkContext
+from headwater import evm, portal_stream
+from headwater.spark import local_session
+from headwater.targets import duckdb_target
+
+url, path, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+context = local_session("other code").sparkContext
+with SparkContext._lock:  # which Spark takes to forget a context that it has stopped
+    stopping = Thread(target=context.stop)
+    stopping.start()
+    while context._jsc is not None:
+        stopping.join(0.01)
+    portal_stream(
+        id="transfers", portal=url, far=20,
+        outputs={"transfers": evm.events("erc20.Transfer", range=(0, last))},
+    ).pipe_to(duckdb_target(path))
+stopping.join()
+assert local_session("again").range(3).count() == 3
+"""
+
+
+def test_a_stream_may_begin_while_other_code_stops_spark(tmp_path: Path) -> None:
+    with simulated_portal(seed=7, blocks=LAST + 21, blocks_per_answer=10) as portal:
+        done = subprocess.run(
+            [sys.executable, "-c", HALF_STOPPED, portal.url, str(tmp_path / "a"), str(LAST)],
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+        )
+        assert done.returncode == 0, done.stderr
+        truth = transfers(portal.chain, portal.chain.canonical(0, LAST))
+        assert rows_of(tmp_path / "a") == truth

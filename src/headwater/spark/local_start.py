@@ -69,7 +69,7 @@ class LocalStart:
         with cls._guard:
             start = cls.newest
             if start is None or start._given_up or start._kept or start._error is not None:
-                if active_context() is not None and (start is None or start._is_over):
+                if (start is None or start._is_over) and active_context() is not None:
                     return None
                 start = cls(settings, workers=workers)
                 start._thread.start()  # before others know of it: a signal may end this line
@@ -218,7 +218,8 @@ class LocalStart:
 def active_context() -> SparkContext | None:
     """Return the context of this process, if it can be used; forget one that has ended.
 
-    One that other code is still making is not there yet.
+    One that other code is still making is not there yet, and one that it is stopping is gone:
+    Spark lets go of `_jsc` first, and forgets the context last.
     """
     context: Any = SparkContext._active_spark_context
     if context is None or not hasattr(context, "profiler_collector"):  # what is set last
@@ -228,7 +229,8 @@ def active_context() -> SparkContext | None:
         logger.warning("spark.gone: its Java process has ended, and another one is started")
         forget_spark()
         return None
-    if context._jsc.sc().isStopped():
+    java_context = context._jsc
+    if java_context is None or java_context.sc().isStopped():
         _forget_context()
         return None
     return cast("SparkContext", context)
